@@ -1,0 +1,75 @@
+//! Settings of the engine.
+
+use kv_core::Span;
+
+/// Who leaves first when blocks are short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum VictimPolicy {
+    /// The group that was admitted last.
+    #[default]
+    Newest,
+    /// The group that was admitted first.
+    Oldest,
+    /// The group whose absence costs least: bytes to move, both ways, against tokens to compute.
+    Cost,
+}
+
+/// What happens to a victim.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum SwapPolicy {
+    /// Its blocks are dropped and computed again later.
+    Off,
+    /// It is moved to the host if there is room, else computed again later.
+    #[default]
+    On,
+}
+
+/// Settings of the engine. Plain values; [`Engine::new`](crate::Engine::new) checks them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Most sequences (choices) that run at the same time.
+    pub max_batch_size: u32,
+    /// Most tokens in one step: 1 per decode row, and prefill chunks.
+    pub max_tokens_per_step: u32,
+    /// Most tokens of one prompt in one step.
+    pub prefill_chunk: u32,
+    /// Most tokens of one sequence, prompt and answer.
+    pub max_seq_len: u32,
+    /// Most requests that wait; 0 is no limit.
+    pub max_waiting: u32,
+    /// Most choices of one request.
+    pub max_n: u32,
+    /// What happens to a victim.
+    pub swap: SwapPolicy,
+    /// Who leaves first.
+    pub victim: VictimPolicy,
+    /// How often a failed resume is tried again before the group is computed again.
+    pub max_retries: u32,
+    /// Wait before the first retry; doubles with each further one.
+    pub retry_backoff: Span,
+    /// Blocks for this many further tokens of every running sequence are kept free by moving
+    /// victims early, so that nobody waits for a copy of somebody else. 0 moves a victim when a
+    /// block is missing.
+    pub lookahead_tokens: u32,
+    /// A parked group is resumed once every running sequence, and it, could take this many tokens.
+    pub resume_slack_tokens: u32,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            max_batch_size: 32,
+            max_tokens_per_step: 2048,
+            prefill_chunk: 512,
+            max_seq_len: 4096,
+            max_waiting: 0,
+            max_n: 16,
+            swap: SwapPolicy::On,
+            victim: VictimPolicy::Newest,
+            max_retries: 2,
+            retry_backoff: Span::from_millis(1),
+            lookahead_tokens: 4,
+            resume_slack_tokens: 16,
+        }
+    }
+}
