@@ -177,6 +177,24 @@ pub enum CopyFault {
     FenceTimeout,
     /// A fault planted on purpose.
     Injected,
+    /// Somebody else held that block (index into the command's moves): a violated contract.
+    /// Blocks of an `In` before it may have been written already.
+    BlockBusy {
+        /// Index into [`Command::moves`].
+        index: u32,
+    },
+    /// Somebody else held that host slot (index into the command's moves): a violated contract.
+    SlotBusy {
+        /// Index into [`Command::moves`].
+        index: u32,
+    },
+    /// That host slot (index into the command's moves) holds nothing: a violated contract.
+    SlotEmpty {
+        /// Index into [`Command::moves`].
+        index: u32,
+    },
+    /// The code that copies panicked.
+    Panicked,
 }
 
 /// The end of one command. Each command has exactly one, in any order, from any thread.

@@ -5,6 +5,16 @@
 //! keeps these apart. Each block has a lock of its own, so a mistake there is an error and never
 //! a data race.
 
+mod backend;
+mod copy;
+mod link;
 mod memory;
+mod sync;
+mod worker;
 
+#[cfg(feature = "testing")]
+pub use backend::SlotProbe;
+pub use backend::{HostBackend, HostStartError};
+pub use link::{Clock, HostConfig, Link};
 pub use memory::{BlockRead, BlockWrite, PlainMemory};
+pub use sync::SyncBackend;

@@ -52,7 +52,13 @@ impl PlainMemory {
         let blocks = (0..layout.blocks())
             .map(|_| RwLock::new(vec![0u64; words].into_boxed_slice()))
             .collect();
-        Self { layout, rows, blocks, steps: Mutex::default(), step_over: Condvar::new() }
+        Self {
+            layout,
+            rows,
+            blocks,
+            steps: Mutex::default(),
+            step_over: Condvar::new(),
+        }
     }
 
     /// What the pool looks like.
@@ -69,7 +75,10 @@ impl PlainMemory {
     #[must_use]
     pub fn read(&self, block: BlockId) -> Option<BlockRead<'_>> {
         let words = self.blocks[block.value() as usize].try_read()?;
-        Some(BlockRead { memory: self, words })
+        Some(BlockRead {
+            memory: self,
+            words,
+        })
     }
 
     /// Opens a block for writing, or `None` if somebody is reading or writing it.
@@ -80,7 +89,10 @@ impl PlainMemory {
     #[must_use]
     pub fn write(&self, block: BlockId) -> Option<BlockWrite<'_>> {
         let words = self.blocks[block.value() as usize].try_write()?;
-        Some(BlockWrite { memory: self, words })
+        Some(BlockWrite {
+            memory: self,
+            words,
+        })
     }
 
     /// Starts a step; copies that must come after it wait until [`end_step`](Self::end_step).
@@ -104,7 +116,9 @@ impl PlainMemory {
     pub fn wait_step(&self, fence: Fence, limit: Span) -> bool {
         let mut steps = self.steps.lock();
         let limit = limit.as_duration().min(Duration::from_secs(86_400));
-        let wait = self.step_over.wait_while_for(&mut steps, |s| s.over < fence.step(), limit);
+        let wait = self
+            .step_over
+            .wait_while_for(&mut steps, |s| s.over < fence.step(), limit);
         !wait.timed_out()
     }
 }
