@@ -68,7 +68,11 @@ pub trait Backend {
     /// # Errors
     ///
     /// Hands the command back if it can't be queued now. Nothing was started then.
-    fn submit(&mut self, now: Time, command: Command) -> Result<(), Refused<Command, SubmitRefusal>>;
+    fn submit(
+        &mut self,
+        now: Time,
+        command: Command,
+    ) -> Result<(), Refused<Command, SubmitRefusal>>;
 
     /// Moves all completions that have arrived to the end of `out`. Never blocks.
     fn poll(&mut self, out: &mut Vec<Completion>);
@@ -93,7 +97,11 @@ pub trait Backend {
 }
 
 impl<B: Backend + ?Sized> Backend for Box<B> {
-    fn submit(&mut self, now: Time, command: Command) -> Result<(), Refused<Command, SubmitRefusal>> {
+    fn submit(
+        &mut self,
+        now: Time,
+        command: Command,
+    ) -> Result<(), Refused<Command, SubmitRefusal>> {
         (**self).submit(now, command)
     }
 

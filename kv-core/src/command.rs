@@ -78,6 +78,13 @@ impl CommandId {
     pub const fn piece(self) -> u32 {
         self.piece
     }
+
+    /// A name outside any machine, for tests that forge completions.
+    #[cfg(feature = "testing")]
+    #[must_use]
+    pub const fn for_testing(ticket: TicketId, piece: u32) -> Self {
+        Self { ticket, piece }
+    }
 }
 
 /// One piece of a flight, to be copied by a backend. Made by the machine only.
@@ -141,7 +148,14 @@ impl Command {
         digest: DigestWork,
     ) -> Self {
         let bytes = moves.len() as u64 * block_bytes;
-        Self { id: CommandId { ticket, piece: 0 }, direction, moves, after, bytes, digest }
+        Self {
+            id: CommandId { ticket, piece: 0 },
+            direction,
+            moves,
+            after,
+            bytes,
+            digest,
+        }
     }
 }
 
@@ -162,6 +176,8 @@ pub enum Outcome {
 pub enum CopyFault {
     /// The backend was closed before the copy was started.
     Closed,
+    /// The machine gave the flight up at its deadline.
+    Deadline,
     /// The host bytes of that block (index into the command's moves) don't have the digest that
     /// was computed when they were written; nothing of this command reached the GPU.
     DigestMismatch {

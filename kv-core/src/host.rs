@@ -6,7 +6,7 @@
 //! a data race.
 
 mod backend;
-mod copy;
+pub(crate) mod copy;
 mod link;
 mod memory;
 mod sync;

@@ -137,15 +137,25 @@ impl Layout {
             if group.row_bytes == 0 {
                 return zero("row_bytes");
             }
-            let region_bytes = *regions.get(group.region as usize).ok_or(
-                LayoutError::NoSuchRegion { index, region: group.region, regions: regions.len() },
-            )?;
+            let region_bytes =
+                *regions
+                    .get(group.region as usize)
+                    .ok_or(LayoutError::NoSuchRegion {
+                        index,
+                        region: group.region,
+                        regions: regions.len(),
+                    })?;
             let end = end_of(group, blocks).ok_or(LayoutError::Overflow { index })?;
             if end > region_bytes {
-                return Err(LayoutError::OutOfBounds { index, end, region_bytes });
+                return Err(LayoutError::OutOfBounds {
+                    index,
+                    end,
+                    region_bytes,
+                });
             }
-            rows_per_block =
-                rows_per_block.checked_add(group.rows).ok_or(LayoutError::Overflow { index })?;
+            rows_per_block = rows_per_block
+                .checked_add(group.rows)
+                .ok_or(LayoutError::Overflow { index })?;
             block_bytes = u64::from(group.rows)
                 .checked_mul(group.row_bytes)
                 .and_then(|bytes| bytes.checked_add(block_bytes))
@@ -177,8 +187,12 @@ impl Layout {
         value_bytes: u32,
     ) -> Result<Self, LayoutError> {
         let row = product(&[2, block_tokens, kv_heads, head_dim, value_bytes])?;
-        let layer = row.checked_mul(blocks.into()).ok_or(LayoutError::Overflow { index: 0 })?;
-        let whole = layer.checked_mul(layers.into()).ok_or(LayoutError::Overflow { index: 0 })?;
+        let layer = row
+            .checked_mul(blocks.into())
+            .ok_or(LayoutError::Overflow { index: 0 })?;
+        let whole = layer
+            .checked_mul(layers.into())
+            .ok_or(LayoutError::Overflow { index: 0 })?;
         let group = RowGroup {
             region: 0,
             base: 0,
@@ -230,8 +244,9 @@ impl Layout {
         block_tokens: u32,
         row_bytes: u64,
     ) -> Result<Self, LayoutError> {
-        let region =
-            row_bytes.checked_mul(blocks.into()).ok_or(LayoutError::Overflow { index: 0 })?;
+        let region = row_bytes
+            .checked_mul(blocks.into())
+            .ok_or(LayoutError::Overflow { index: 0 })?;
         let groups: Vec<_> = (0..planes)
             .map(|region| RowGroup {
                 region,
@@ -288,7 +303,11 @@ impl Layout {
     ///
     /// If the block is not in the pool.
     pub fn rows(&self, block: crate::BlockId) -> impl Iterator<Item = Row> + '_ {
-        assert!(block.value() < self.blocks, "{block:?} of a pool of {} blocks", self.blocks);
+        assert!(
+            block.value() < self.blocks,
+            "{block:?} of a pool of {} blocks",
+            self.blocks
+        );
         let mut slot_offset = 0;
         self.groups
             .iter()
@@ -334,7 +353,11 @@ fn product(factors: &[u32]) -> Result<u64, LayoutError> {
 fn end_of(group: &RowGroup, blocks: u32) -> Option<u64> {
     let last_block = u64::from(blocks - 1).checked_mul(group.block_stride)?;
     let last_row = u64::from(group.rows - 1).checked_mul(group.row_stride)?;
-    group.base.checked_add(last_block)?.checked_add(last_row)?.checked_add(group.row_bytes)
+    group
+        .base
+        .checked_add(last_block)?
+        .checked_add(last_row)?
+        .checked_add(group.row_bytes)
 }
 
 /// Refuses rows that share bytes.
@@ -358,7 +381,11 @@ fn overlap(groups: &[RowGroup], blocks: u32) -> Result<(), LayoutError> {
     }
     for region in doubtful {
         let mut rows = Vec::new();
-        for (index, group) in groups.iter().enumerate().filter(|(_, g)| g.region == region) {
+        for (index, group) in groups
+            .iter()
+            .enumerate()
+            .filter(|(_, g)| g.region == region)
+        {
             for block in 0..u64::from(blocks) {
                 for row in 0..u64::from(group.rows) {
                     let start = group.base + block * group.block_stride + row * group.row_stride;
@@ -369,7 +396,11 @@ fn overlap(groups: &[RowGroup], blocks: u32) -> Result<(), LayoutError> {
         rows.sort_unstable();
         for pair in rows.windows(2) {
             if pair[1].0 < pair[0].1 {
-                return Err(LayoutError::Overlap { first: pair[0].2, second: pair[1].2, region });
+                return Err(LayoutError::Overlap {
+                    first: pair[0].2,
+                    second: pair[1].2,
+                    region,
+                });
             }
         }
     }

@@ -20,12 +20,22 @@ extern crate alloc;
 mod backend;
 mod command;
 mod digest;
+mod error;
 mod event;
+mod flight;
+mod handle;
 #[cfg(feature = "host")]
 pub mod host;
 mod id;
 mod layout;
+mod machine;
+mod metadata;
+mod pool;
+mod record;
+mod state;
 mod stats;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod time;
 
 pub use backend::{Backend, Closed, Refused, SubmitRefusal};
@@ -33,8 +43,14 @@ pub use command::{
     BlockMove, Command, CommandId, Completion, CopyFault, DigestWork, Direction, Fence, Outcome,
 };
 pub use digest::Digest;
+pub use error::{ConfigError, Refusal};
 pub use event::{Event, Settled};
+pub use handle::{Gone, Lease, OnGpu, OnHost, Place, Redeemed, Ticket};
 pub use id::{BlockId, Choice, Generation, GroupId, RecordKey, SlotIndex, TicketId};
 pub use layout::{Layout, LayoutError, Row, RowGroup};
+pub use machine::{Accepted, Checksum, CopyOnWrite, Deadlines, Machine, MachineConfig};
+pub use metadata::{ChoiceExtent, Metadata, MetadataError, RestoreTarget};
+pub use pool::HostSide;
+pub use state::{RecordState, StateTable, Stimulus};
 pub use stats::{DirectionCounters, GpuBlocks, GroupStates, HostSlots, Stats};
 pub use time::{Span, Time};

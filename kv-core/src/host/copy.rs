@@ -10,13 +10,13 @@ use super::PlainMemory;
 use crate::{BlockId, Command, Completion, CopyFault, Digest, DigestWork, Layout, Outcome, Time};
 
 /// Bytes of one slot, all zero. Pages are taken from the system when first touched.
-pub(super) fn empty_slot(layout: &Layout) -> Box<[u8]> {
+pub(crate) fn empty_slot(layout: &Layout) -> Box<[u8]> {
     let bytes = usize::try_from(layout.block_bytes()).expect("a block fits into the address space");
     vec![0u8; bytes].into_boxed_slice()
 }
 
 /// Copies a block into a slot. `index` is the place among the command's moves.
-pub(super) fn out(
+pub(crate) fn out(
     memory: &PlainMemory,
     index: usize,
     block: BlockId,
@@ -30,7 +30,7 @@ pub(super) fn out(
 }
 
 /// Copies a slot into a block. `index` is the place among the command's moves.
-pub(super) fn back_in(
+pub(crate) fn back_in(
     memory: &PlainMemory,
     index: usize,
     block: BlockId,
@@ -44,7 +44,7 @@ pub(super) fn back_in(
 }
 
 /// Compares a slot with the digest that the command carries for it, if it carries one.
-pub(super) fn verify(work: &DigestWork, index: usize, slot: &[u8]) -> Result<(), CopyFault> {
+pub(crate) fn verify(work: &DigestWork, index: usize, slot: &[u8]) -> Result<(), CopyFault> {
     match work {
         DigestWork::Verify(expected) if expected[index] != Digest::of(slot) => {
             Err(CopyFault::DigestMismatch {
@@ -56,7 +56,7 @@ pub(super) fn verify(work: &DigestWork, index: usize, slot: &[u8]) -> Result<(),
 }
 
 /// A place among the moves of a command, as faults carry it.
-pub(super) fn number(index: usize) -> u32 {
+pub(crate) fn number(index: usize) -> u32 {
     u32::try_from(index).expect("a command has fewer moves than the pool has blocks")
 }
 
@@ -65,7 +65,7 @@ pub(super) fn number(index: usize) -> u32 {
 /// # Panics
 ///
 /// If the command names a block that is not in the pool, a wrong number of bytes or of digests.
-pub(super) fn check(layout: &Layout, command: &Command) {
+pub(crate) fn check(layout: &Layout, command: &Command) {
     let moves = command.moves().len() as u64;
     assert!(moves > 0, "{:?} moves nothing", command.id());
     assert_eq!(
@@ -93,7 +93,7 @@ pub(super) fn check(layout: &Layout, command: &Command) {
 }
 
 /// Reports a copy that is surely over: `Done` with its digests, or `Failed` with the reason.
-pub(super) fn completion(
+pub(crate) fn completion(
     command: &Command,
     submitted_at: Time,
     completed_at: Time,

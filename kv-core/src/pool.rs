@@ -1,0 +1,8 @@
+//! Who holds each GPU block and each host slot, at any moment.
+
+mod gpu;
+mod host;
+
+pub(crate) use gpu::{BlockState, GpuPool};
+pub use host::HostSide;
+pub(crate) use host::{CleanOwner, HostPool, SlotState};
