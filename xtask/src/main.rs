@@ -1,3 +1,44 @@
-//! See the crate description.
+//! Repository tasks. `cargo xtask --help` lists them.
+//!
+//! Nothing in here depends on another crate of the workspace: a task starts what it needs as a
+//! process, so that a broken crate can't break the tool that says so.
 
-fn main() {}
+#![forbid(unsafe_code)]
+#![expect(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line tool talks through them"
+)]
+
+mod ci;
+mod clock;
+mod docs;
+mod flags;
+mod markdown;
+mod model;
+mod process;
+mod python;
+mod repo;
+mod sim;
+mod tidy;
+
+use std::process::ExitCode;
+
+use flags::{Xtask, XtaskCmd};
+
+fn main() -> ExitCode {
+    let result = match Xtask::from_env_or_exit().subcommand {
+        XtaskCmd::Ci(_) => ci::run(),
+        XtaskCmd::Docs(_) => docs::run(),
+        XtaskCmd::Model(_) => model::run(),
+        XtaskCmd::Sim(flags) => sim::run(&flags),
+        XtaskCmd::Tidy(_) => tidy::run(),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

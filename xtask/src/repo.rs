@@ -1,0 +1,49 @@
+//! Where things are in this repository.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+/// The root of the repository.
+pub(crate) fn root() -> PathBuf {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
+    manifest
+        .parent()
+        .expect("xtask is a folder of the repository")
+        .to_path_buf()
+}
+
+/// Build outputs, and whatever else may be deleted at any time.
+pub(crate) fn target() -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
+}
+
+/// Folders that hold nothing written by hand.
+const GENERATED: [&str; 3] = [".git", "models", "target"];
+
+/// All files below the root that are written by hand, as paths relative to the root, sorted.
+///
+/// # Errors
+///
+/// If a folder can't be read.
+pub(crate) fn files() -> Result<Vec<PathBuf>> {
+    let root = root();
+    let mut files = Vec::new();
+    let mut folders = vec![PathBuf::new()];
+    while let Some(folder) = folders.pop() {
+        let path = root.join(&folder);
+        let entries = fs::read_dir(&path).with_context(|| format!("reading {}", path.display()))?;
+        for entry in entries {
+            let entry = entry.with_context(|| format!("reading {}", path.display()))?;
+            let relative = folder.join(entry.file_name());
+            if entry.file_type()?.is_file() {
+                files.push(relative);
+            } else if !GENERATED.iter().any(|name| relative == Path::new(name)) {
+                folders.push(relative);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}

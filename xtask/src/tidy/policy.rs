@@ -1,0 +1,169 @@
+//! What the rules allow. A change here is a change of the design, and reviewed as one.
+
+/// What one crate of the workspace may depend on.
+#[derive(Debug)]
+pub(super) struct Allowed {
+    pub(super) name: &'static str,
+    /// Crates of the workspace: the arrows of `docs/architecture.md`.
+    pub(super) workspace: &'static [&'static str],
+    /// Crates from outside, for the crate itself.
+    pub(super) external: &'static [&'static str],
+    /// Further crates from outside, for its tests, benches and build script only.
+    pub(super) external_dev: &'static [&'static str],
+}
+
+/// All crates of the workspace.
+pub(super) const CRATES: &[Allowed] = &[
+    Allowed {
+        name: "kv-core",
+        workspace: &[],
+        external: &["bytemuck", "parking_lot", "thiserror", "xxhash-rust"],
+        external_dev: &["expect-test", "proptest", "trybuild"],
+    },
+    Allowed {
+        name: "kv-store-ext",
+        workspace: &["kv-core"],
+        external: &["thiserror"],
+        external_dev: &[],
+    },
+    Allowed {
+        name: "kv-telemetry",
+        workspace: &["kv-core"],
+        external: &["prometheus-client"],
+        external_dev: &["expect-test"],
+    },
+    Allowed {
+        name: "kv-transfer-cuda",
+        workspace: &["kv-core"],
+        external: &["thiserror"],
+        external_dev: &[],
+    },
+    Allowed {
+        name: "kv-scheduler",
+        workspace: &["kv-core"],
+        external: &["thiserror"],
+        external_dev: &["criterion", "expect-test", "proptest"],
+    },
+    Allowed {
+        name: "kv-model",
+        workspace: &["kv-core", "kv-scheduler", "kv-transfer-cuda"],
+        external: &["bytemuck", "thiserror", "tokenizers", "xxhash-rust"],
+        external_dev: &["proptest"],
+    },
+    Allowed {
+        name: "kv-server",
+        workspace: &[
+            "kv-core",
+            "kv-model",
+            "kv-scheduler",
+            "kv-store-ext",
+            "kv-telemetry",
+            "kv-transfer-cuda",
+        ],
+        external: &[
+            "anyhow",
+            "axum",
+            "serde",
+            "serde_json",
+            "thiserror",
+            "tokio",
+            "tracing",
+        ],
+        external_dev: &["expect-test"],
+    },
+    Allowed {
+        name: "xtask",
+        workspace: &[],
+        external: &[
+            "anyhow",
+            "serde_json",
+            "sha2",
+            "signal-hook",
+            "ureq",
+            "xflags",
+        ],
+        external_dev: &[],
+    },
+];
+
+/// Licences that code from outside may have; any one choice of an `OR` is enough.
+pub(super) const LICENCES: &[&str] = &[
+    "0BSD",
+    "Apache-2.0",
+    "Apache-2.0 WITH LLVM-exception",
+    "BSD-2-Clause",
+    "BSD-3-Clause",
+    "BSL-1.0",
+    "ISC",
+    "MIT",
+    "MIT-0",
+    "Unicode-3.0",
+    "Unlicense",
+    "Zlib",
+];
+
+/// The only files with `unsafe` in them; `docs/unsafe.md` names the same ones and says why.
+pub(super) const UNSAFE_FILES: &[&str] = &[];
+
+/// The page that accounts for [`UNSAFE_FILES`].
+pub(super) const UNSAFE_LEDGER: &str = "docs/unsafe.md";
+
+/// Most lines of a source file.
+pub(super) const LINES_MAX: usize = 900;
+
+/// Folders in which time is an argument and nothing is random or runs by itself.
+pub(super) const PURE: &[&str] = &["kv-core/src", "kv-scheduler/src"];
+
+/// Inside [`PURE`]: what stands behind the features `host` and `testing`.
+pub(super) const IMPURE: &[&str] = &[
+    "kv-core/src/host",
+    "kv-core/src/host.rs",
+    "kv-core/src/testing",
+    "kv-core/src/testing.rs",
+];
+
+/// What pure code doesn't name.
+pub(super) const IMPURE_WORDS: &[&str] = &[
+    "Instant",
+    "SystemTime",
+    "getrandom",
+    "rand",
+    "std::fs",
+    "std::io",
+    "std::net",
+    "std::sync",
+    "std::thread",
+    "thread_local",
+    "unsafe",
+];
+
+/// The invariants, as `docs/invariants.md` numbers them.
+pub(super) const INVARIANTS: core::ops::RangeInclusive<u32> = 1..=17;
+
+/// The page that states [`INVARIANTS`].
+pub(super) const INVARIANTS_PAGE: &str = "docs/invariants.md";
+
+/// Acceptance scenarios that must have a test, as `docs/testing.md` numbers them.
+pub(super) const SCENARIOS: &[u32] = &[1, 2, 7, 8, 13, 16, 17];
+
+/// Code that stands for code that isn't there, or a test that doesn't run.
+pub(super) const UNFINISHED: &[&str] = &["#[ignore", "todo!", "unimplemented!"];
+
+/// Places of one machine. Put together from parts, so that this file passes its own rule.
+pub(super) const MACHINE_PATHS: &[&str] = &[
+    concat!("/ho", "me/"),
+    concat!("/ro", "ot/"),
+    concat!("/wo", "rk/"),
+    concat!("/Us", "ers/"),
+    concat!("/tm", "p/"),
+];
+
+/// Hosts of package registries: builds and texts name packages, not where they come from.
+pub(super) const REGISTRY_HOSTS: &[&str] = &[
+    concat!("crates", ".io"),
+    concat!("py", "pi.org"),
+    concat!("python", "hosted.org"),
+    concat!("npm", "js.org"),
+    concat!("npm", "js.com"),
+    concat!("debian", ".org"),
+];
