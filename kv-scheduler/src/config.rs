@@ -73,3 +73,41 @@ impl Default for EngineConfig {
         }
     }
 }
+
+/// A setting that can't work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is {value}, must be at least {least}")]
+pub struct EngineConfigError {
+    /// Which field of [`EngineConfig`].
+    pub name: &'static str,
+    /// Its value.
+    pub value: u32,
+    /// What is allowed.
+    pub least: u32,
+}
+
+impl EngineConfig {
+    /// Checks that the settings can work together.
+    ///
+    /// # Errors
+    ///
+    /// The first setting that is too small. A step must have room for one token of every running
+    /// sequence, or some would never get on.
+    pub fn validate(&self) -> Result<(), EngineConfigError> {
+        let checks = [
+            ("max_batch_size", self.max_batch_size, 1),
+            (
+                "max_tokens_per_step",
+                self.max_tokens_per_step,
+                self.max_batch_size,
+            ),
+            ("prefill_chunk", self.prefill_chunk, 1),
+            ("max_seq_len", self.max_seq_len, 2),
+            ("max_n", self.max_n, 1),
+        ];
+        let wrong = checks.into_iter().find(|(_, value, least)| value < least);
+        wrong.map_or(Ok(()), |(name, value, least)| {
+            Err(EngineConfigError { name, value, least })
+        })
+    }
+}

@@ -60,6 +60,13 @@ pub enum Rejection {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Output {
+    /// A request has its place on the GPU for the first time.
+    Admitted {
+        /// Which request.
+        request: RequestId,
+        /// From its acceptance to now.
+        waited: Span,
+    },
     /// A token of one choice.
     Token {
         /// Which request.
@@ -78,11 +85,11 @@ pub enum Output {
         /// What happened, for the log; free of tokens and text.
         what: String,
     },
-    /// A group was resumed: how long it had been away from decoding.
+    /// A group that had to leave has emitted a token again: how long it had been away.
     Resumed {
         /// Which request.
         request: RequestId,
-        /// From being picked as a victim to being runnable again.
+        /// From being picked as a victim to its next token.
         pause: Span,
     },
 }

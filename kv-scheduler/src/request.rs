@@ -84,26 +84,73 @@ impl SamplingParams {
     /// The first parameter that is outside its range.
     pub fn validate(&self) -> Result<(), InvalidParam> {
         let check = |name, value: f32, ok: bool, allowed| {
-            if ok { Ok(()) } else { Err(InvalidParam { name, value: value.to_string(), allowed }) }
+            if ok {
+                Ok(())
+            } else {
+                Err(InvalidParam {
+                    name,
+                    value: value.to_string(),
+                    allowed,
+                })
+            }
         };
         let within = |value: f32, low: f32, high: f32| (low..=high).contains(&value);
-        let Self { temperature, top_p, min_p, .. } = *self;
-        check("temperature", temperature, within(temperature, 0.0, 2.0), "between 0 and 2")?;
-        check("top_p", top_p, top_p > 0.0 && top_p <= 1.0, "above 0 and at most 1")?;
+        let Self {
+            temperature,
+            top_p,
+            min_p,
+            ..
+        } = *self;
+        check(
+            "temperature",
+            temperature,
+            within(temperature, 0.0, 2.0),
+            "between 0 and 2",
+        )?;
+        check(
+            "top_p",
+            top_p,
+            top_p > 0.0 && top_p <= 1.0,
+            "above 0 and at most 1",
+        )?;
         check("min_p", min_p, within(min_p, 0.0, 1.0), "between 0 and 1")?;
         let repetition = self.repetition_penalty;
         let finite = repetition > 0.0 && repetition.is_finite();
-        check("repetition_penalty", repetition, finite, "above 0 and finite")?;
+        check(
+            "repetition_penalty",
+            repetition,
+            finite,
+            "above 0 and finite",
+        )?;
         let presence = self.presence_penalty;
-        check("presence_penalty", presence, within(presence, -2.0, 2.0), "between -2 and 2")?;
+        check(
+            "presence_penalty",
+            presence,
+            within(presence, -2.0, 2.0),
+            "between -2 and 2",
+        )?;
         let frequency = self.frequency_penalty;
-        check("frequency_penalty", frequency, within(frequency, -2.0, 2.0), "between -2 and 2")?;
+        check(
+            "frequency_penalty",
+            frequency,
+            within(frequency, -2.0, 2.0),
+            "between -2 and 2",
+        )?;
         for &(_, bias) in &self.logit_bias {
-            check("logit_bias", bias, within(bias, -100.0, 100.0), "between -100 and 100")?;
+            check(
+                "logit_bias",
+                bias,
+                within(bias, -100.0, 100.0),
+                "between -100 and 100",
+            )?;
         }
         if let Some(top) = self.logprobs.filter(|&top| top > Self::LOGPROBS_MAX) {
             let allowed = "between 0 and 20";
-            return Err(InvalidParam { name: "top_logprobs", value: top.to_string(), allowed });
+            return Err(InvalidParam {
+                name: "top_logprobs",
+                value: top.to_string(),
+                allowed,
+            });
         }
         Ok(())
     }

@@ -1,9 +1,12 @@
 //! Blocks of groups on the GPU: append, fork, release.
 
+use alloc::vec::Vec;
+
 use crate::pool::{BlockState, SlotState};
 use crate::record::Table;
 use crate::{
     BlockId, Choice, Lease, Machine, OnGpu, Place, RecordState, Refusal, Refused, Stimulus, Ticket,
+    Time,
 };
 
 /// A block that several choices shared is about to be written by one of them: before the next
@@ -44,16 +47,39 @@ impl Machine {
         }
     }
 
-    /// How many free blocks [`append`](Self::append) would take; 0 for an unknown choice.
+    /// How many free blocks it would take to append `tokens(choice)` tokens to every choice of a
+    /// group that has any. On the host: beyond the blocks that it has there.
+    ///
+    /// Exact also where choices share a block: whoever writes it last writes it in place.
     #[must_use]
-    pub fn blocks_to_append(&self, lease: &Lease<OnGpu>, choice: Choice, tokens: u32) -> u32 {
+    pub fn blocks_to_append<P: Place>(
+        &self,
+        lease: &Lease<P>,
+        mut tokens: impl FnMut(Choice) -> u32,
+    ) -> u32 {
         if !self.owns(lease) {
             return 0;
         }
         let record = self.record(lease.index);
-        record
-            .table(choice)
-            .map_or(0, |t| self.growth(t, &record.cells, tokens).blocks())
+        let mut blocks = 0;
+        // Shared tails that are going to be written, and by how many choices.
+        let mut tails: Vec<(u32, u32)> = Vec::new();
+        for (choice, table) in (0u32..).map(Choice::new).zip(&record.tables) {
+            let Some(table) = table else { continue };
+            let growth = self.growth(table, &record.cells, tokens(choice));
+            blocks += growth.new_blocks;
+            if let Some(&tail) = table.cells.last().filter(|_| growth.copies_tail) {
+                match tails.iter_mut().find(|(cell, _)| *cell == tail) {
+                    Some((_, writers)) => *writers += 1,
+                    None => tails.push((tail, 1)),
+                }
+            }
+        }
+        for (cell, writers) in tails {
+            let in_place = u32::from(record.cells[cell as usize].refs == writers);
+            blocks += writers - in_place;
+        }
+        blocks
     }
 
     /// Makes room for the KV of `tokens` further tokens of one choice, which the next step is
@@ -277,6 +303,7 @@ impl Machine {
     /// [`Refusal::Foreign`], and the ticket back.
     pub fn cancel<P: Place>(
         &mut self,
+        now: Time,
         ticket: Ticket<P>,
     ) -> Result<(), Refused<Ticket<P>, Refusal>> {
         if !self.is_live(ticket.machine, ticket.index, ticket.key) {
@@ -290,7 +317,7 @@ impl Machine {
         if self.record(ticket.index).state == RecordState::Cancelled {
             self.remove_record(ticket.index);
         } else {
-            self.cancel_flight(ticket.id);
+            self.cancel_flight(now, ticket.id);
         }
         Ok(())
     }

@@ -217,7 +217,7 @@ impl Machine {
 
     /// Stops a flight whose holder gave it up. If nothing of it was ever handed out, it is over
     /// now.
-    pub(super) fn cancel_flight(&mut self, ticket: TicketId) {
+    pub(super) fn cancel_flight(&mut self, now: Time, ticket: TicketId) {
         let Some(flight) = self.flights.get_mut(&ticket) else {
             return;
         };
@@ -226,8 +226,6 @@ impl Machine {
             let blocks = u32::try_from(flight.moves.len()).unwrap_or(u32::MAX);
             self.retiring_blocks += blocks;
         }
-        // The time of the last thing that is known about it.
-        let now = flight.last_completed_at;
         self.after_piece(now, ticket);
     }
 }

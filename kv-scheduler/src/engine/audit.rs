@@ -1,0 +1,69 @@
+//! Checkers of the invariants that span engine and machine.
+
+use std::collections::BTreeSet;
+
+use kv_core::Backend;
+
+use super::Engine;
+use crate::Executor;
+use crate::group::Phase;
+
+impl<E: Executor, B: Backend> Engine<E, B> {
+    /// Checks I01 to I06 over machine and queues.
+    ///
+    /// # Errors
+    ///
+    /// Says which invariant does not hold, and where.
+    pub fn audit(&self) -> Result<(), String> {
+        self.machine.audit()?;
+        let waiting: BTreeSet<_> = self.waiting.iter().copied().collect();
+        let parked: BTreeSet<_> = self.parked.iter().copied().collect();
+        let mut under_way = 0;
+        for (index, group) in self.groups.iter().enumerate() {
+            let Some(group) = group else { continue };
+            let id = group.id();
+            let places = [
+                waiting.contains(&index),
+                self.recompute.get(&group.arrival) == Some(&index),
+                self.running.get(&group.arrival) == Some(&index),
+                parked.contains(&index),
+                self.by_ticket.values().any(|&other| other == index),
+            ];
+            let right = match &group.phase {
+                Phase::Waiting => [true, false, false, false, false],
+                Phase::RecomputePending => [false, true, false, false, false],
+                Phase::Running(_) => [false, false, true, false, false],
+                Phase::HostResident(_) => [false, false, false, true, false],
+                Phase::OutInFlight(_) | Phase::InInFlight(_) => {
+                    under_way += 1;
+                    [false, false, false, false, true]
+                }
+                Phase::Moving => [false; 5],
+            };
+            if places != right || self.by_id.get(&id) != Some(&index) {
+                return Err(format!(
+                    "I05: {id:?} is {:?}, found in {places:?}",
+                    group.phase
+                ));
+            }
+            if let Phase::Running(lease) = &group.phase {
+                for choice in group.active() {
+                    let tokens = self.machine.tokens(lease, choice);
+                    let blocks = self.machine.table(lease, choice).len();
+                    let block_tokens = self.machine.config().block_tokens;
+                    if blocks != tokens.div_ceil(block_tokens) as usize {
+                        return Err(format!("I06: {id:?} has {blocks} blocks, {tokens} tokens"));
+                    }
+                }
+            }
+        }
+        let queued = waiting.len() + self.recompute.len() + self.running.len() + parked.len();
+        if queued + self.by_ticket.len() != self.by_id.len() || under_way != self.moving as usize {
+            return Err(format!(
+                "I05: {queued} queued, {under_way} under way, of {}",
+                self.by_id.len()
+            ));
+        }
+        Ok(())
+    }
+}
