@@ -1,1 +1,6 @@
-//! See the crate description.
+//! Model execution over the paged KV cache.
+
+mod error;
+pub mod gguf;
+pub mod oracle;
+pub mod sampling;
