@@ -185,6 +185,16 @@ impl SlotProbe {
         self.shared.slot(slot).read().to_vec()
     }
 
+    /// Whether a copy is writing the slot at this moment.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such slot.
+    #[must_use]
+    pub fn is_held(&self, slot: SlotIndex) -> bool {
+        self.shared.slot(slot).is_locked_exclusive()
+    }
+
     /// Damages one bit of a slot.
     ///
     /// # Panics

@@ -67,3 +67,33 @@ impl HostConfig {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_a_link_takes_as_much_longer() {
+        let link = Link {
+            bandwidth_bytes_per_second: NonZeroU64::new(1_000_000),
+            delay: Span::ZERO,
+        };
+        let three = NonZeroU32::new(3).unwrap();
+        assert_eq!(link.span_of(1_000, NonZeroU32::MIN), Span::from_millis(1));
+        assert_eq!(link.span_of(1_000, three), Span::from_millis(3));
+        assert_eq!(link.span_of(0, three), Span::ZERO);
+        assert_eq!(Link::default().span_of(u64::MAX, three), Span::ZERO);
+    }
+
+    #[test]
+    fn a_span_beyond_all_times_is_the_longest() {
+        let link = Link {
+            bandwidth_bytes_per_second: Some(NonZeroU64::MIN),
+            delay: Span::ZERO,
+        };
+        assert_eq!(
+            link.span_of(u64::MAX, NonZeroU32::MAX),
+            Span::from_nanos(u64::MAX)
+        );
+    }
+}
