@@ -8,57 +8,33 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::flags::Sim;
-use crate::{clock, docs, model, process, repo, sim, tidy};
+use crate::flags::{Pressure, Sim};
+use crate::server::{self, Profile, Server};
+use crate::{clock, docs, model, pressure, process, python, repo, sim, tidy};
 
 /// Most time for one step; a cold build is inside it.
 const LIMIT: Duration = Duration::from_mins(30);
 
+/// Most time for the client test, without its build.
+const CLIENT_LIMIT: Duration = Duration::from_mins(5);
+
 /// Worlds of the simulation step.
 const WORLDS: u64 = 2_000;
 
-struct Step {
-    name: &'static str,
-    run: fn() -> Result<()>,
-}
+type Step = (&'static str, fn() -> Result<()>);
 
 const STEPS: &[Step] = &[
-    Step {
-        name: "format",
-        run: format,
-    },
-    Step {
-        name: "tidy",
-        run: tidy::run,
-    },
-    Step {
-        name: "clippy",
-        run: clippy,
-    },
-    Step {
-        name: "clippy, kv-core without std",
-        run: clippy_core,
-    },
-    Step {
-        name: "model",
-        run: model::run,
-    },
-    Step {
-        name: "tests",
-        run: tests,
-    },
-    Step {
-        name: "documentation tests",
-        run: doc_tests,
-    },
-    Step {
-        name: "simulation",
-        run: simulation,
-    },
-    Step {
-        name: "documentation",
-        run: docs::run,
-    },
+    ("format", format),
+    ("tidy", tidy::run),
+    ("clippy", clippy),
+    ("clippy, kv-core without std", clippy_core),
+    ("model", model::run),
+    ("tests", tests),
+    ("documentation tests", doc_tests),
+    ("simulation", simulation),
+    ("openai client", openai),
+    ("pressure", pressure),
+    ("documentation", docs::run),
 ];
 
 /// Runs all steps.
@@ -69,15 +45,15 @@ const STEPS: &[Step] = &[
 pub(crate) fn run() -> Result<()> {
     let start = clock::now();
     let mut durations = Vec::new();
-    for (index, step) in STEPS.iter().enumerate() {
-        println!("\nci: step {} of {}: {}", index + 1, STEPS.len(), step.name);
+    for (index, (name, run)) in STEPS.iter().enumerate() {
+        println!("\nci: step {} of {}: {name}", index + 1, STEPS.len());
         let step_start = clock::now();
-        (step.run)().with_context(|| format!("ci: step `{}` failed", step.name))?;
+        run().with_context(|| format!("ci: step `{name}` failed"))?;
         durations.push(step_start.elapsed());
     }
     println!("\nci: all steps passed");
-    for (step, duration) in STEPS.iter().zip(&durations) {
-        println!("{:>8.1} s  {}", duration.as_secs_f64(), step.name);
+    for ((name, _), duration) in STEPS.iter().zip(&durations) {
+        println!("{:>8.1} s  {name}", duration.as_secs_f64());
     }
     println!("{:>8.1} s  total", start.elapsed().as_secs_f64());
     println!("steps: {} passed, 0 failed", durations.len());
@@ -152,5 +128,35 @@ fn simulation() -> Result<()> {
         seed: None,
         worlds: Some(WORLDS),
         minutes: None,
+    })
+}
+
+/// The client that most people use, against the oracle.
+fn openai() -> Result<()> {
+    let python = python::environment("openai-client", &["openai>=2,<3"])?;
+    let program = server::build(Profile::Test)?;
+    let args = ["--model", "oracle", "--kv-swap-mode", "async"].map(str::to_owned);
+    let server = Server::start(&program, &args)?;
+    let mut client = Command::new(python);
+    client
+        .arg(
+            repo::root()
+                .join("kv-server")
+                .join("tests")
+                .join("openai_client.py"),
+        )
+        .arg(server.base());
+    process::run(&mut client, CLIENT_LIMIT).map_err(|error| error.context(server.log()))?;
+    server.stop(CLIENT_LIMIT)
+}
+
+/// Short, on the oracle: whether texts are equal, not how fast anything is.
+fn pressure() -> Result<()> {
+    pressure::run(&Pressure {
+        model: Some("oracle".to_owned()),
+        requests: Some(40),
+        json: None,
+        seed: None,
+        server: Some(server::build(Profile::Test)?),
     })
 }

@@ -1,5 +1,8 @@
 //! The command line.
 
+use std::ffi::OsString;
+use std::path::PathBuf;
+
 xflags::xflags! {
     /// Repository tasks.
     cmd xtask {
@@ -11,6 +14,27 @@ xflags::xflags! {
 
         /// Brings the default model into `models/`, once.
         cmd model {}
+
+        /// Sends the same requests to a server with ample memory and to three that are short of it,
+        /// and compares every text.
+        cmd pressure {
+            /// A GGUF file, or `oracle`. Default: the default model
+            optional --model model: String
+            /// How many requests. Default: 24
+            optional --requests requests: u32
+            /// Write the numbers to this file too
+            optional --json file: PathBuf
+            /// Seed of the load. Default: 1
+            optional --seed seed: u64
+            /// A built kv-server, instead of building one
+            optional --server path: PathBuf
+        }
+
+        /// Serves the default model on this machine's CPUs, with a KV cache of a few hundred blocks.
+        cmd serve {
+            /// After `--`: further flags of kv-server
+            repeated args: OsString
+        }
 
         /// Runs the simulated worlds of kv-scheduler.
         cmd sim {

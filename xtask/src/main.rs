@@ -14,11 +14,15 @@ mod ci;
 mod clock;
 mod docs;
 mod flags;
+mod interrupt;
 mod markdown;
 mod model;
+mod pressure;
 mod process;
 mod python;
 mod repo;
+mod serve;
+mod server;
 mod sim;
 mod tidy;
 
@@ -31,6 +35,8 @@ fn main() -> ExitCode {
         XtaskCmd::Ci(_) => ci::run(),
         XtaskCmd::Docs(_) => docs::run(),
         XtaskCmd::Model(_) => model::run(),
+        XtaskCmd::Pressure(flags) => pressure::run(&flags),
+        XtaskCmd::Serve(flags) => serve::run(&flags),
         XtaskCmd::Sim(flags) => sim::run(&flags),
         XtaskCmd::Tidy(_) => tidy::run(),
     };

@@ -54,13 +54,26 @@ pub(crate) fn works(command: &mut Command) -> bool {
     run(quiet, Duration::from_secs(60)).is_ok()
 }
 
-/// Asks a process to end. It may be gone already.
-pub(crate) fn terminate(pid: u32) {
+/// What a process can be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Signal {
+    /// To end at once.
+    Kill,
+    /// To end in good order.
+    Terminate,
+}
+
+/// Sends a signal to a process, which may be gone already.
+pub(crate) fn signal(pid: u32, signal: Signal) {
+    let name = match signal {
+        Signal::Kill => "KILL",
+        Signal::Terminate => "TERM",
+    };
     // The shell's own `kill`: a program of that name is not on every machine, and a failure means
     // that the process is gone, which is what was asked for.
-    let kill = format!("kill -TERM {pid} 2>/dev/null || true");
+    let kill = format!("kill -{name} {pid} 2>/dev/null || true");
     if let Err(error) = Command::new("sh").arg("-c").arg(kill).status() {
-        eprintln!("process {pid} could not be told to end: {error}");
+        eprintln!("process {pid} could not be sent SIG{name}: {error}");
     }
 }
 
@@ -88,7 +101,7 @@ fn wait(mut child: Child, name: &str, limit: Duration) -> Result<ExitStatus> {
     match ended.recv_timeout(limit) {
         Ok(status) => status.with_context(|| format!("waiting for `{name}`")),
         Err(RecvTimeoutError::Timeout) => {
-            terminate(pid);
+            signal(pid, Signal::Terminate);
             let gone = ended.recv_timeout(LAST_WORDS).is_ok();
             let after = if gone {
                 "was ended"

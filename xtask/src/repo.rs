@@ -2,8 +2,12 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
+
+use crate::process;
 
 /// The root of the repository.
 pub(crate) fn root() -> PathBuf {
@@ -46,4 +50,15 @@ pub(crate) fn files() -> Result<Vec<PathBuf>> {
     }
     files.sort();
     Ok(files)
+}
+
+/// The commit that is checked out, and whether files differ from it.
+pub(crate) fn commit() -> String {
+    let mut git = Command::new("git");
+    git.current_dir(root())
+        .args(["describe", "--always", "--dirty", "--abbrev=12"]);
+    process::output(&mut git, Duration::from_secs(60)).map_or_else(
+        |error| format!("unknown ({error})"),
+        |name| name.trim().to_owned(),
+    )
 }

@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_mins(60);
 ///
 /// If a world failed or the test could not be built.
 pub(crate) fn run(flags: &Sim) -> Result<()> {
-    println!("sim: commit {}", commit());
+    println!("sim: commit {}", repo::commit());
     let mut cargo = command();
     let mut limit = LIMIT;
     if let Some(seed) = flags.seed {
@@ -50,15 +50,4 @@ fn command() -> Command {
         ])
         .args(["--", "--nocapture"]);
     cargo
-}
-
-/// The commit that is checked out, and whether files differ from it.
-fn commit() -> String {
-    let mut git = Command::new("git");
-    git.current_dir(repo::root())
-        .args(["describe", "--always", "--dirty", "--abbrev=12"]);
-    process::output(&mut git, Duration::from_secs(60)).map_or_else(
-        |error| format!("unknown ({error})"),
-        |name| name.trim().to_owned(),
-    )
 }

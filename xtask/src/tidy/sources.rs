@@ -63,18 +63,14 @@ fn unsafe_code(source: &Source, code: &str) -> Vec<Finding> {
     };
     let mut findings = Vec::new();
     if !listed(&source.path) {
-        findings.extend(find_lines(
-            source,
-            code,
-            &["unsafe"],
-            strip::has_word,
-            |_| {
-                format!(
-                    "has `unsafe`, but isn't listed in {}",
-                    policy::UNSAFE_LEDGER
-                )
-            },
-        ));
+        let found = find_lines(source, code, &["unsafe"], strip::has_word, |_| {
+            format!(
+                "has `unsafe`, but isn't listed in {}",
+                policy::UNSAFE_LEDGER
+            )
+        });
+        // One is enough: the answer is about the file.
+        findings.extend(found.into_iter().next());
     }
     let Some(krate) = crate_of_root(&source.path) else {
         return findings;
