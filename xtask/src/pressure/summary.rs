@@ -49,6 +49,7 @@ pub(super) struct Row {
     bytes_out: u64,
     bytes_in: u64,
     recomputed_tokens: u64,
+    stalled_rows: u64,
     /// From sending a request to its first piece of text.
     ttft_ms: Option<Percentiles>,
     /// Between two pieces of text of one choice.
@@ -95,6 +96,7 @@ impl Row {
             bytes_out: arm.stats.bytes_out,
             bytes_in: arm.stats.bytes_in,
             recomputed_tokens: arm.stats.recomputed_tokens,
+            stalled_rows: arm.stats.stalled_rows,
             ttft_ms: Percentiles::of(answers().filter_map(first).collect()),
             itl_ms: Percentiles::of(gaps.collect()),
             pause_ms: arm.stats.pause_ms,
@@ -115,6 +117,7 @@ impl Row {
             "bytes_out": self.bytes_out,
             "bytes_in": self.bytes_in,
             "recomputed_tokens": self.recomputed_tokens,
+            "stalled_rows": self.stalled_rows,
             "ttft_ms": Percentiles::json(self.ttft_ms),
             "itl_ms": Percentiles::json(self.itl_ms),
             "pause_ms": Percentiles::json(self.pause_ms),
