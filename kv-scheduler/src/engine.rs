@@ -226,6 +226,11 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         &self.machine
     }
 
+    /// The executor under the engine, to look at.
+    pub const fn executor(&self) -> &E {
+        &self.executor
+    }
+
     /// The backend under the engine.
     pub const fn backend_mut(&mut self) -> &mut B {
         &mut self.backend

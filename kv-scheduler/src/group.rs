@@ -61,6 +61,8 @@ pub(crate) struct Group {
     pub(crate) paused_since: Option<Time>,
     /// The last pass in which it was admitted, resumed or emitted (I07).
     pub(crate) touched_in_pass: u64,
+    /// The last pass in which it had to leave.
+    pub(crate) left_in_pass: u64,
 }
 
 impl Group {
@@ -86,6 +88,7 @@ impl Group {
             arrived_at,
             paused_since: None,
             touched_in_pass: 0,
+            left_in_pass: 0,
         }
     }
 

@@ -41,7 +41,8 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     fn fits(&self, index: GroupIndex, again: bool) -> bool {
         let group = self.group(index);
         let sequences = self.running_sequences() + group.unfinished_count();
-        if sequences > self.config.max_batch_size {
+        let left_just_now = again && group.left_in_pass == self.pass;
+        if left_just_now || sequences > self.config.max_batch_size {
             return false;
         }
         let longest = group
@@ -53,7 +54,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         // Who had to leave once comes back when the others can go on for a while.
         let alone = self.running.is_empty() && self.moving == 0;
         let further = if again && !alone {
-            self.config.resume_slack_tokens
+            self.slack_tokens()
         } else {
             0
         };

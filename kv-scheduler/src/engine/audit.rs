@@ -46,6 +46,12 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                     group.phase
                 ));
             }
+            let pass = self.pass;
+            if pass > 0 && group.left_in_pass == pass && group.touched_in_pass == pass {
+                return Err(format!(
+                    "I07: {id:?} had to leave in the pass that served it"
+                ));
+            }
             if let Phase::Running(lease) = &group.phase {
                 for choice in group.active() {
                     let tokens = self.machine.tokens(lease, choice);

@@ -47,6 +47,14 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         blocks
     }
 
+    /// Tokens that every running sequence must be able to take before somebody comes back: never
+    /// fewer than what makes somebody leave, or they would push each other out in turns.
+    pub(super) fn slack_tokens(&self) -> u32 {
+        self.config
+            .resume_slack_tokens
+            .max(self.config.lookahead_tokens)
+    }
+
     /// Free blocks that groups on their way back are going to need.
     pub(super) fn want_of_coming(&self) -> u32 {
         self.by_ticket
@@ -118,11 +126,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         // A group that comes back alone needs its next tokens only; among others it waits until
         // everybody can go on for a while, or they would push each other out in turns.
         let alone = self.running.is_empty() && self.moving == 0;
-        let further = if alone {
-            0
-        } else {
-            self.config.resume_slack_tokens
-        };
+        let further = if alone { 0 } else { self.slack_tokens() };
         let own = self.want(group, lease, further);
         let needed = self
             .machine
@@ -197,6 +201,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     /// dropped and computed again.
     fn evict(&mut self, now: Time, index: GroupIndex) -> Evicted {
         let max_retries = self.config.max_retries;
+        let pass = self.pass;
         let group = self.group(index);
         let swap = self.config.swap == SwapPolicy::On && group.evict_failures <= max_retries;
         let empty =
@@ -216,6 +221,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                     group.phase = Phase::OutInFlight(ticket);
                     group.swaps += 1;
                     group.paused_since = Some(now);
+                    group.left_in_pass = pass;
                     self.stats.preempted_swap += 1;
                     return Evicted::Yes;
                 }
@@ -233,7 +239,10 @@ impl<E: Executor, B: Backend> Engine<E, B> {
 
     pub(super) fn preempt_for_recompute(&mut self, now: Time, index: GroupIndex) {
         self.drop_kv(now, index);
-        self.group_mut(index).paused_since = Some(now);
+        let pass = self.pass;
+        let group = self.group_mut(index);
+        group.paused_since = Some(now);
+        group.left_in_pass = pass;
         self.stats.preempted_recompute += 1;
     }
 }
