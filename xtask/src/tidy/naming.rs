@@ -21,21 +21,42 @@ pub(super) fn check(sources: &[Source]) -> Vec<Finding> {
 }
 
 fn missing(tests: &BTreeSet<String>) -> Vec<Finding> {
-    let guarded = |prefix: &str| tests.iter().any(|test| test.starts_with(prefix));
+    let guarded = |kind: char, id: u32| tests.iter().any(|test| guards(test, kind, id));
     let mut findings = Vec::new();
     for id in policy::INVARIANTS {
-        if !guarded(&format!("i{id:02}_")) {
+        if !guarded('i', id) {
             let what = format!("no test is named `i{id:02}_...`");
             findings.push(Finding::new(policy::INVARIANTS_PAGE, 1, what));
         }
     }
-    for id in policy::SCENARIOS {
-        if !guarded(&format!("s{id:02}_")) {
+    for &id in policy::SCENARIOS {
+        if !guarded('s', id) {
             let what = format!("no test is named `s{id:02}_...`");
             findings.push(Finding::new("docs/testing.md", 1, what));
         }
     }
     findings
+}
+
+/// Whether the name of a test says that it guards the id: `i04_...`, `i01_to_i09_...`, or several
+/// ids in one name.
+fn guards(test: &str, kind: char, id: u32) -> bool {
+    let number = |word: &str| -> Option<u32> {
+        word.strip_prefix(kind)
+            .filter(|digits| digits.len() == 2)?
+            .parse()
+            .ok()
+    };
+    let words: Vec<&str> = test.split('_').collect();
+    let named = words.iter().any(|word| number(word) == Some(id));
+    let starts_with_id = words.first().is_some_and(|word| number(word).is_some());
+    let in_range = words.windows(3).any(|window| {
+        window[1] == "to"
+            && number(window[0])
+                .zip(number(window[2]))
+                .is_some_and(|(a, b)| (a..=b).contains(&id))
+    });
+    starts_with_id && (named || in_range)
 }
 
 /// The page of the invariants has a heading for each id.
@@ -143,6 +164,19 @@ mod tests {
             .map(|finding| finding.what)
             .collect();
         assert_eq!(found, ["no test is named `i04_...`"]);
+    }
+
+    #[test]
+    fn a_name_can_guard_several_ids() {
+        let guarded = |test| {
+            (1..=17)
+                .filter(|&id| guards(test, 'i', id))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(guarded("i04_x"), [4]);
+        assert_eq!(guarded("i02_to_i05_x_and_i10_y"), [2, 3, 4, 5, 10]);
+        assert_eq!(guarded("x_i04"), [0; 0]);
+        assert_eq!(guarded("s04_x"), [0; 0]);
     }
 
     #[test]
