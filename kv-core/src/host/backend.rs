@@ -185,6 +185,12 @@ impl SlotProbe {
         self.shared.slot(slot).read().to_vec()
     }
 
+    /// Commands that threads have taken and not ended, the ones that wait for a step included.
+    #[must_use]
+    pub fn under_way(&self) -> usize {
+        self.shared.under_way()
+    }
+
     /// Whether a copy is writing the slot at this moment.
     ///
     /// # Panics

@@ -230,6 +230,11 @@ impl Shared {
         closed
     }
 
+    #[cfg(feature = "testing")]
+    pub(super) fn under_way(&self) -> usize {
+        self.state.lock().running().count()
+    }
+
     const fn work(&self, direction: Direction) -> &Condvar {
         match direction {
             Direction::In => &self.work_in,

@@ -270,25 +270,43 @@ fn a_copy_that_outlasts_closing_is_counted_and_may_still_end() {
 }
 
 #[test]
-fn closing_ends_what_was_not_begun_without_waiting_for_its_step() {
+fn closing_ends_what_was_not_begun_and_it_never_begins() {
     let memory = memory();
-    let mut backend = start(&memory, HostConfig::new(8), world::clock());
+    let end = Arc::new(Gate::default());
+    let mut backend = start(&memory, HostConfig::new(8), clock_with_end(&end));
     let wakes = Wakes::attach(&mut backend);
+    world::fill(&memory, 0, 1);
+    let moves: Vec<_> = (0..4).map(|place| (0, place)).collect();
+    backend
+        .submit(Time::ZERO, world::out(&memory, &moves))
+        .unwrap();
+    wakes.collect(&mut backend, 1);
+    let kept: Vec<_> = (0..4).map(|block| world::fill(&memory, block, 2)).collect();
     let step = memory.begin_step();
     for block in 0..4 {
         let moves = [(block, block)];
-        for direction in [Direction::Out, Direction::In] {
-            let command = world::command(&memory, direction, &moves, step, DigestWork::Skip);
-            backend.submit(Time::ZERO, command).unwrap();
-        }
+        let command = world::command(&memory, Direction::In, &moves, step, DigestWork::Skip);
+        backend.submit(Time::ZERO, command).unwrap();
     }
-    assert_eq!(backend.close(Span::ZERO).unconfirmed, 0);
-    let ended = wakes.collect(&mut backend, 8);
-    assert_eq!(ended.len(), 8);
+    assert_eq!(
+        backend.close(Span::ZERO).unconfirmed,
+        0,
+        "closing waits for no step"
+    );
+    let ended = wakes.collect(&mut backend, 4);
     assert!(
         ended
             .iter()
             .all(|ended| ended.fault == Some(CopyFault::Closed))
+    );
+    memory.end_step(step);
+    drop(backend);
+    assert!(end.wait(LIMIT));
+    assert_eq!(
+        (0..4)
+            .map(|block| world::read(&memory, block))
+            .collect::<Vec<_>>(),
+        kept
     );
 }
 
