@@ -248,6 +248,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     }
 
     /// Moves everything that the machine reported since the last call to the end of `events`.
+    /// Only the newest ones are kept for who calls this too seldom; the rest is counted.
     pub fn drain_events(&mut self, events: &mut Vec<Event>) {
         events.append(&mut self.events);
     }

@@ -141,4 +141,9 @@ pub struct EngineStats {
     pub resumed: u64,
     /// Rows of running sequences that had to wait in a step because no block was free.
     pub stalled_rows: u64,
+    /// Passes after which nothing could ever have happened although requests were there. Always 0
+    /// unless the engine has a bug (I08).
+    pub stuck_passes: u64,
+    /// Events that nobody collected in time and that were dropped.
+    pub dropped_events: u64,
 }

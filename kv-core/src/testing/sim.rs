@@ -117,6 +117,8 @@ struct State {
     pending: BTreeMap<u64, Held>,
     next_number: u64,
     ended: BTreeMap<CommandId, Completion>,
+    /// Commands that were reported as unknown: the device may still be at it.
+    zombies: Vec<Command>,
     completions: Vec<Completion>,
     waker: Option<Waker>,
     refuse_next: VecDeque<SubmitRefusal>,
@@ -144,6 +146,7 @@ impl SimBackend {
             pending: BTreeMap::new(),
             next_number: 0,
             ended: BTreeMap::new(),
+            zombies: Vec::new(),
             completions: Vec::new(),
             waker: None,
             refuse_next: VecDeque::new(),
@@ -283,6 +286,26 @@ impl SimControl {
         self.state.lock().slots[slot.value() as usize].to_vec()
     }
 
+    /// Moves all bytes of every command that was reported as unknown, as a device may do that
+    /// nobody can ask any more; says how many commands did. What somebody holds is left alone.
+    pub fn haunt(&self) -> usize {
+        let mut state = self.state.lock();
+        let zombies = core::mem::take(&mut state.zombies);
+        for command in &zombies {
+            for (index, step) in command.moves().iter().enumerate() {
+                let slot = &mut state.slots[step.slot.value() as usize];
+                // A block that a step holds can't be written here; the next one can.
+                let _left_alone = match command.direction() {
+                    Direction::In => copy::back_in(&self.memory, index, step.block, slot),
+                    Direction::Out => copy::out(&self.memory, index, step.block, slot),
+                };
+            }
+        }
+        let haunted = zombies.len();
+        state.zombies = zombies;
+        haunted
+    }
+
     /// Damages one bit of a slot.
     pub fn flip_host_bit(&self, slot: SlotIndex, bit: usize) {
         self.state.lock().slots[slot.value() as usize][bit / 8] ^= 1 << (bit % 8);
@@ -342,6 +365,9 @@ impl SimControl {
             },
         };
         let outcome = completion.outcome;
+        if outcome == Outcome::Unknown {
+            state.zombies.push(command);
+        }
         state.now = state.now.max(now);
         state.remember(&completion);
         state.completions.push(completion);

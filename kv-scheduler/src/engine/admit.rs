@@ -9,9 +9,10 @@ use crate::{Executor, Output};
 
 impl<E: Executor, B: Backend> Engine<E, B> {
     /// Admits groups while blocks, sequences and step budget last. Nobody overtakes: the first
-    /// group that doesn't fit ends it, and nobody is admitted while a group is parked.
+    /// group that doesn't fit ends it, and nobody is admitted while a group is parked or on its
+    /// way to the host.
     pub(super) fn admit(&mut self, now: Time, plan: &mut Plan, outputs: &mut Vec<Output>) {
-        while plan.budget > 0 && self.parked.is_empty() {
+        while plan.budget > 0 && self.parked.is_empty() && !self.somebody_is_leaving() {
             let again = self.recompute.first_key_value().map(|(_, &index)| index);
             let Some(index) = again.or_else(|| self.waiting.front().copied()) else {
                 break;
@@ -68,6 +69,11 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             .saturating_add(self.want_of_coming())
             .saturating_add(kept);
         taken <= self.machine.free_blocks()
+    }
+
+    fn somebody_is_leaving(&self) -> bool {
+        let leaving = |&index| matches!(self.group(index).phase, Phase::OutInFlight(_));
+        self.by_ticket.values().any(leaving)
     }
 
     /// Blocks that running groups still need for prompts that are not run to the end.

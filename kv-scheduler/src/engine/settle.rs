@@ -6,9 +6,13 @@ use super::{Engine, GroupIndex};
 use crate::Executor;
 use crate::group::Phase;
 
+/// Events that are kept for [`Engine::drain_events`].
+const EVENTS_MAX: usize = 16_384;
+
 impl<E: Executor, B: Backend> Engine<E, B> {
     /// Settles everything that is over; returns how many flights settled.
     pub(super) fn settle(&mut self, now: Time) -> u32 {
+        self.trim_events();
         self.machine.handle_slots_ready(self.backend.slots_ready());
         self.take_completions(now);
         self.machine.handle_timeout(now);
@@ -22,6 +26,14 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             }
         }
         settled
+    }
+
+    /// Events feed histograms; who doesn't collect them must not lose memory.
+    fn trim_events(&mut self) {
+        if self.events.len() >= EVENTS_MAX {
+            self.stats.dropped_events += (EVENTS_MAX / 2) as u64;
+            self.events.drain(..EVENTS_MAX / 2);
+        }
     }
 
     pub(super) fn take_completions(&mut self, now: Time) {

@@ -34,10 +34,13 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         // What was freed or failed meanwhile may have left commands behind.
         self.pump(now);
         if progress > 0 {
-            Next::Again
-        } else {
-            Next::Wait(self.wait_until(now))
+            return Next::Again;
         }
+        let until = self.wait_until(now);
+        if until.is_none() && !self.is_idle() {
+            self.stats.stuck_passes += 1;
+        }
+        Next::Wait(until)
     }
 
     fn run(&mut self, now: Time, plan: &Plan, outputs: &mut Vec<Output>) {

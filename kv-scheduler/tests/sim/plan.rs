@@ -56,6 +56,7 @@ pub(crate) struct Plan {
     /// Out of 1,000, per pass.
     pub(crate) busy: u32,
     pub(crate) flips: u32,
+    pub(crate) haunts: u32,
     pub(crate) clock_jumps: u32,
     pub(crate) faults_end_at: Time,
     pub(crate) step_span: Span,
@@ -154,6 +155,7 @@ impl Plan {
             } else {
                 0
             },
+            haunts: if stormy { 100 } else { 0 },
             clock_jumps: if stormy { 3 } else { 0 },
             faults_end_at: Time::ZERO + Span::from_millis(3_000),
             step_span: millis(rng, 12) + Span::from_nanos(1),

@@ -36,6 +36,8 @@ pub(crate) struct Met {
     pub(crate) step_faults: u64,
     pub(crate) row_faults: u64,
     pub(crate) clock_jumps: u64,
+    pub(crate) haunted: u64,
+    pub(crate) late: u64,
     pub(crate) cancelled: u64,
     pub(crate) cancelled_in_flight: u64,
     pub(crate) rejected: u64,
@@ -51,7 +53,8 @@ macro_rules! each_field {
     ($macro:ident, $self:expr, $other:expr) => {
         $macro!($self, $other; passes, tokens, swaps_out, swaps_in, recomputes, retries, done,
             failed, unknown, never, repeated, contradicted, stale, busy, flips,
-            checksum_failures, step_faults, row_faults, clock_jumps, cancelled,
+            checksum_failures, step_faults, row_faults, clock_jumps, haunted,
+            late, cancelled,
             cancelled_in_flight, rejected, host_backpressure, inflight_backpressure, lost_blocks,
             clean_kept, clean_reclaimed, texts_compared)
     };
@@ -321,9 +324,26 @@ impl World {
             self.control.flip_host_bit(slot, self.rng.index(bits));
             self.met.flips += 1;
         }
+        if self.rng.chance(self.plan.haunts) {
+            self.met.haunted += self.control.haunt() as u64;
+            self.late_ends();
+        }
         if self.rng.chance(self.plan.clock_jumps) {
             self.now = self.now + Span::from_secs(2);
             self.met.clock_jumps += 1;
+        }
+    }
+
+    /// Commands that the machine gave up long ago end after all.
+    fn late_ends(&mut self) {
+        let limit = self.plan.machine.deadlines.base.saturating_mul(3);
+        for command in self.control.pending() {
+            if self.now.since(command.submitted_at) > limit {
+                let ended = self
+                    .control
+                    .complete(command.id, self.now, kv_core::Outcome::Done);
+                self.met.late += u64::from(ended.is_ok());
+            }
         }
     }
 
@@ -364,6 +384,7 @@ impl World {
             monotonic.iter().all(|(before, now)| before <= now),
             "I17: {last:?} {stats:?}"
         );
+        assert_eq!(stats.stuck_passes, 0, "I08: {stats:?}");
         self.last_stats = stats;
     }
 
