@@ -5,9 +5,11 @@
 
 pub mod conformance;
 mod fate;
+mod flat;
 mod rng;
 mod sim;
 
 pub use fate::{Fates, Met, Odds};
+pub use flat::FlatPool;
 pub use rng::Rng;
 pub use sim::{CopyAt, OnClose, Pending, SimBackend, SimConfig, SimControl, SimError};

@@ -21,7 +21,11 @@ impl FlatPool {
     /// If a region doesn't fit into memory.
     #[must_use]
     pub fn new(layout: Layout) -> Self {
-        let regions = layout.regions().iter().map(|&bytes| vec![0; place(bytes)]).collect();
+        let regions = layout
+            .regions()
+            .iter()
+            .map(|&bytes| vec![0; place(bytes)])
+            .collect();
         Self { layout, regions }
     }
 
@@ -60,7 +64,11 @@ impl FlatPool {
     ///
     /// If the slot doesn't have the length of a block.
     pub fn scatter(&mut self, block: BlockId, slot: &[u8]) {
-        assert_eq!(slot.len() as u64, self.layout.block_bytes(), "length of a slot");
+        assert_eq!(
+            slot.len() as u64,
+            self.layout.block_bytes(),
+            "length of a slot"
+        );
         for row in self.layout.rows(block) {
             let (region, to, from) = places(&row);
             self.regions[region][to].copy_from_slice(&slot[from]);
