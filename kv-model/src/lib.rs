@@ -2,5 +2,8 @@
 
 mod error;
 pub mod gguf;
+pub mod llama;
 pub mod oracle;
 pub mod sampling;
+
+pub use error::ModelError;
