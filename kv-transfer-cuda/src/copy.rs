@@ -1,0 +1,535 @@
+//! Queues the copies of one direction: the staging ring, and the direct ways.
+//!
+//! The ring, seen from a copy out: a kernel gathers the rows of a piece into a slab, on a stream
+//! of its own; the copy engine moves the slab to the slots, on another one. Events chain the two:
+//! `filled` says that a slab may be read, `emptied` that it may be written again. A copy in is the
+//! mirror image, with the copy engine first. Nothing here waits.
+//!
+//! Who may touch what: a [`Mover`] belongs to one lane and is used by one thread at a time. What
+//! it queues touches the pool, the arena and the slabs, until the mark that the lane waits for;
+//! the lane keeps the mover, and with it all three, until then or for ever.
+
+#![expect(unsafe_code, reason = "queues copies and kernels on raw addresses")]
+
+use core::ffi::c_void;
+use core::{fmt, mem};
+use std::sync::Arc;
+
+use cudarc::driver::sys;
+use kv_core::{BlockMove, CopyFault, Direction};
+
+use crate::arena::HostArena;
+use crate::config::{CudaConfig, SlabCaching, StagingConfig};
+use crate::cost::{Costs, Path, Ways};
+use crate::device::{Device, Stream, check, launch};
+use crate::error::DriverError;
+use crate::event::{Event, EventPool};
+use crate::fences::{FenceFault, StepFences};
+use crate::flight::Flight;
+use crate::kernels::{BLOCKS_MAX, FEW_BLOCKS_MAX, Kernel, Packing, THREADS, WARPS};
+use crate::memory::{DeviceBytes, GpuMemory};
+use crate::plan::{Piece, Run, Shape, runs};
+use crate::{CudaError, StreamPriority};
+
+mod probe;
+
+/// Direct copies that are queued in one go.
+const DIRECT_COPIES_MAX: usize = 32;
+
+/// Payload of direct copies that is queued in one go, bytes.
+const DIRECT_BYTES_MAX: u64 = 16 << 20;
+
+/// Copies from which on one call for all of them is quicker than one call each.
+const BATCH_MIN: usize = 4;
+
+/// What both directions share.
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) memory: Arc<GpuMemory>,
+    pub(crate) arena: Arc<HostArena>,
+    pub(crate) fences: Arc<StepFences>,
+    pub(crate) shape: Shape,
+    /// The shape's segments in GPU memory, where kernels read them.
+    pub(crate) table: DeviceBytes,
+    pub(crate) ways: Ways,
+    pub(crate) events: EventPool,
+}
+
+impl Common {
+    pub(crate) fn new(
+        memory: Arc<GpuMemory>,
+        arena: Arc<HostArena>,
+        fences: Arc<StepFences>,
+    ) -> Result<Self, CudaError> {
+        let device = memory.device();
+        let shape = Shape::new(memory.layout(), memory.bases())?;
+        let table = DeviceBytes::of_segments(device, &shape.segments)?;
+        let ways = Ways::new(memory.layout(), device.facts().pitch_bytes_max);
+        let events = EventPool::new(device);
+        Ok(Self {
+            memory,
+            arena,
+            fences,
+            shape,
+            table,
+            ways,
+            events,
+        })
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.memory.device()
+    }
+}
+
+/// The streams, slabs and events of one direction.
+pub(crate) struct Mover {
+    direction: Direction,
+    // Streams and events come first: they are destroyed before the memory they touch.
+    kernel_stream: Stream,
+    copy_streams: Vec<Stream>,
+    filled: Vec<Event>,
+    emptied: Vec<Event>,
+    slabs: DeviceBytes,
+    slab_bytes: u64,
+    next_slab: usize,
+    next_stream: usize,
+    grid_max: u32,
+    keep: bool,
+    costs: Costs,
+    scratch: Vec<Run>,
+    common: Arc<Common>,
+}
+
+impl fmt::Debug for Mover {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mover")
+            .field("direction", &self.direction)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Parameters of a kernel, as `kernels/copy.cu` declares them.
+#[repr(C)]
+struct PieceParams<const MAX: usize> {
+    segments: u64,
+    slab: u64,
+    block_bytes: u64,
+    segments_per_block: u32,
+    first_segment: u32,
+    items: u32,
+    keep: u32,
+    blocks: [u32; MAX],
+}
+
+impl Mover {
+    pub(crate) fn new(
+        common: Arc<Common>,
+        direction: Direction,
+        config: &CudaConfig,
+    ) -> Result<Self, CudaError> {
+        let staging = match direction {
+            Direction::In => config.staging_in,
+            Direction::Out => config.staging_out,
+        };
+        let StagingConfig {
+            slabs,
+            slab_bytes,
+            copy_streams,
+        } = staging;
+        let device = common.device().clone();
+        let events = || {
+            (0..slabs)
+                .map(|_| Event::new(&device))
+                .collect::<Result<Vec<_>, _>>()
+        };
+        let stream = || Stream::new(&device, StreamPriority::Low);
+        let mut mover = Self {
+            direction,
+            kernel_stream: stream()?,
+            copy_streams: (0..copy_streams)
+                .map(|_| stream())
+                .collect::<Result<_, _>>()?,
+            filled: events()?,
+            emptied: events()?,
+            slabs: DeviceBytes::new(&device, u64::from(slabs) * slab_bytes)?,
+            slab_bytes,
+            next_slab: 0,
+            next_stream: 0,
+            grid_max: config.grid_max,
+            keep: direction == Direction::Out && config.slab_caching == SlabCaching::EvictLast,
+            costs: Costs::default(),
+            scratch: Vec::new(),
+            common,
+        };
+        if direction == Direction::Out && config.slab_caching == SlabCaching::Persisting {
+            device.set_persisting_l2(mover.slabs.len())?;
+            mover.kernel_stream.keep_in_l2(&mover.slabs)?;
+        }
+        mover.costs = mover.probe()?;
+        Ok(mover)
+    }
+
+    pub(crate) const fn costs(&self) -> &Costs {
+        &self.costs
+    }
+
+    pub(crate) fn device(&self) -> &Device {
+        self.common.device()
+    }
+
+    pub(crate) const fn common(&self) -> &Arc<Common> {
+        &self.common
+    }
+
+    /// Queues the next part of a flight; afterwards it is finished or has more.
+    ///
+    /// # Errors
+    ///
+    /// Why no more of it can be queued. Whether something was is in the flight.
+    pub(crate) fn advance(&mut self, flight: &mut Flight) -> Result<(), CopyFault> {
+        let device_fault = |error: DriverError| CopyFault::Device { code: error.code };
+        if !flight.ordered {
+            let first = match (flight.path, self.direction) {
+                (Path::Ring, _) => &self.kernel_stream,
+                (Path::Planes | Path::Rows, _) => &self.copy_streams[0],
+            };
+            match self.common.fences.order(first, flight.after) {
+                Ok(()) => flight.ordered = true,
+                Err(FenceFault::NeverRecorded) => return Err(CopyFault::FenceTimeout),
+                Err(FenceFault::Driver(error)) => return Err(device_fault(error)),
+            }
+        }
+        let advanced = match flight.path {
+            Path::Ring => self.advance_ring(flight),
+            Path::Planes => self.advance_planes(flight),
+            Path::Rows => self.advance_rows(flight),
+        };
+        advanced.map_err(device_fault)
+    }
+
+    /// Marks everything queued so far for a flight.
+    pub(crate) fn mark(&self, path: Path) -> Result<Event, DriverError> {
+        let stream = match (path, self.direction) {
+            (Path::Ring, Direction::In) => &self.kernel_stream,
+            (Path::Ring, Direction::Out) => {
+                let last = self
+                    .next_stream
+                    .checked_sub(1)
+                    .unwrap_or(self.copy_streams.len() - 1);
+                let stream = &self.copy_streams[last];
+                if self.copy_streams.len() > 1 {
+                    // The piece before the last one went another way.
+                    for emptied in &self.emptied {
+                        stream.wait(emptied)?;
+                    }
+                }
+                stream
+            }
+            (Path::Planes | Path::Rows, _) => &self.copy_streams[0],
+        };
+        let event = self.common.events.take()?;
+        event.record(stream)?;
+        Ok(event)
+    }
+
+    fn advance_ring(&mut self, flight: &mut Flight) -> Result<(), DriverError> {
+        let moves = flight.moves.len();
+        let shape = &self.common.shape;
+        let Some(piece) = shape.next_piece(&mut flight.cursor, moves, self.slab_bytes) else {
+            return Ok(());
+        };
+        let moves = &flight.moves[piece.first_move..piece.first_move + piece.moves];
+        let arena = Arc::clone(&self.common.arena);
+        let places = moves.iter().map(|step| arena.place(step.slot));
+        let mut stretches = mem::take(&mut self.scratch);
+        runs(&piece, shape.block_bytes, places, &mut stretches);
+        flight.queued = true;
+        let slab = self.next_slab;
+        self.next_slab = (slab + 1) % self.filled.len();
+        let lane = self.next_stream;
+        self.next_stream = (lane + 1) % self.copy_streams.len();
+        let base = self.slabs.address() + slab as u64 * self.slab_bytes;
+        let (kernels, copies) = (&self.kernel_stream, &self.copy_streams[lane]);
+        let queued = match self.direction {
+            Direction::Out => (|| {
+                kernels.wait(&self.emptied[slab])?;
+                self.pack(Packing::Gather, &piece, moves, base)?;
+                self.filled[slab].record(kernels)?;
+                copies.wait(&self.filled[slab])?;
+                self.copy_runs(copies, base, &stretches)?;
+                self.emptied[slab].record(copies)
+            })(),
+            Direction::In => (|| {
+                copies.wait(&self.emptied[slab])?;
+                self.copy_runs(copies, base, &stretches)?;
+                self.filled[slab].record(copies)?;
+                kernels.wait(&self.filled[slab])?;
+                self.pack(Packing::Scatter, &piece, moves, base)?;
+                self.emptied[slab].record(kernels)
+            })(),
+        };
+        self.scratch = stretches;
+        queued
+    }
+
+    /// Queues the kernel that packs or unpacks a piece.
+    fn pack(
+        &self,
+        packing: Packing,
+        piece: &Piece,
+        moves: &[BlockMove],
+        slab: u64,
+    ) -> Result<(), DriverError> {
+        let (kernel, room) = Kernel::choose(packing, self.common.shape.width, moves.len());
+        if room == FEW_BLOCKS_MAX {
+            self.launch_pack::<FEW_BLOCKS_MAX>(kernel, piece, moves, slab)
+        } else {
+            self.launch_pack::<BLOCKS_MAX>(kernel, piece, moves, slab)
+        }
+    }
+
+    fn launch_pack<const MAX: usize>(
+        &self,
+        kernel: Kernel,
+        piece: &Piece,
+        moves: &[BlockMove],
+        slab: u64,
+    ) -> Result<(), DriverError> {
+        let layout_blocks = self.common.memory.layout().blocks();
+        let mut params = PieceParams::<MAX> {
+            segments: self.common.table.address(),
+            slab,
+            block_bytes: self.common.shape.block_bytes,
+            segments_per_block: self.common.shape.segments_per_block(),
+            first_segment: piece.first_segment,
+            items: piece.items,
+            keep: u32::from(self.keep),
+            blocks: [0; MAX],
+        };
+        for (place, step) in params.blocks.iter_mut().zip(moves) {
+            let block = step.block.value();
+            assert!(
+                block < layout_blocks,
+                "{:?} of a pool of {layout_blocks}",
+                step.block
+            );
+            *place = block;
+        }
+        assert!(moves.len() <= MAX, "a piece names at most {MAX} blocks");
+        assert!(piece.bytes <= self.slab_bytes, "a piece fits into a slab");
+        let grid = piece.items.div_ceil(WARPS).min(self.grid_max);
+        let function = self.device().kernel(kernel);
+        let mut pointers = [(&raw mut params).cast::<c_void>()];
+        // SAFETY: the kernel takes one `Piece` of `MAX` ids, of the same layout as the parameters.
+        // It touches rows of the named blocks, which are in the pool (checked above and by
+        // `Layout`), and at most `piece.bytes` of the slab; the mover's owner keeps both alive
+        // until the mark that follows is over. The machine gives the blocks to this flight alone.
+        // Function and stream are of the one device; its context is current, which the lane sees
+        // to.
+        unsafe { launch(function, &self.kernel_stream, grid, THREADS, &mut pointers) }
+    }
+
+    /// Queues the copies between a slab and the slots.
+    fn copy_runs(&self, stream: &Stream, slab: u64, runs: &[Run]) -> Result<(), DriverError> {
+        if runs.len() >= BATCH_MIN && self.device().facts().batch_copies {
+            return self.copy_batch(stream, slab, runs);
+        }
+        runs.iter()
+            .try_for_each(|run| self.copy(stream, slab + run.slab_offset, run.host, run.bytes))
+    }
+
+    /// Queues one copy between GPU memory and a slot.
+    fn copy(&self, stream: &Stream, device: u64, host: u64, bytes: u64) -> Result<(), DriverError> {
+        let host = host as *mut c_void;
+        let length = usize::try_from(bytes).expect("a piece fits into memory");
+        match self.direction {
+            Direction::In => {
+                // SAFETY: `host` and `bytes` lie in one page-locked chunk of the arena, `device`
+                // and `bytes` in a slab or a row; the mover's owner keeps them alive until the
+                // mark that follows is over, and the machine gives the slot to this flight alone.
+                let answer =
+                    unsafe { sys::cuMemcpyHtoDAsync_v2(device, host, length, stream.handle()) };
+                check("cuMemcpyHtoDAsync", answer)
+            }
+            Direction::Out => {
+                // SAFETY: as above.
+                let answer =
+                    unsafe { sys::cuMemcpyDtoHAsync_v2(host, device, length, stream.handle()) };
+                check("cuMemcpyDtoHAsync", answer)
+            }
+        }
+    }
+
+    /// Queues many copies between a slab and the slots with one call.
+    fn copy_batch(&self, stream: &Stream, slab: u64, runs: &[Run]) -> Result<(), DriverError> {
+        let mut device: Vec<u64> = runs.iter().map(|run| slab + run.slab_offset).collect();
+        let mut host: Vec<u64> = runs.iter().map(|run| run.host).collect();
+        let mut sizes: Vec<usize> = runs
+            .iter()
+            .map(|run| usize::try_from(run.bytes).expect("a piece fits into memory"))
+            .collect();
+        let (from, to) = match self.direction {
+            Direction::In => (&mut host, &mut device),
+            Direction::Out => (&mut device, &mut host),
+        };
+        let nowhere = sys::CUmemLocation {
+            type_: sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_INVALID,
+            id: 0,
+        };
+        let mut attributes = sys::CUmemcpyAttributes {
+            srcAccessOrder: sys::CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_STREAM,
+            srcLocHint: nowhere,
+            dstLocHint: nowhere,
+            flags: 0,
+        };
+        let mut first_index = 0usize;
+        let mut failed_index = 0usize;
+        // SAFETY: the driver is new enough to have the call. The lists are of one length and
+        // outlive the call; one set of attributes is used from index 0 on. The ranges are as in
+        // `copy`: inside the slab, and inside one page-locked chunk each.
+        let answer = unsafe {
+            sys::cuMemcpyBatchAsync(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                sizes.as_mut_ptr(),
+                runs.len(),
+                &raw mut attributes,
+                &raw mut first_index,
+                1,
+                &raw mut failed_index,
+                stream.handle(),
+            )
+        };
+        check("cuMemcpyBatchAsync", answer)
+    }
+
+    /// Queues one copy per row, neighbours merged where they touch on both sides.
+    fn advance_rows(&self, flight: &mut Flight) -> Result<(), DriverError> {
+        let common = Arc::clone(&self.common);
+        let stream = &self.copy_streams[0];
+        let (mut copies, mut bytes) = (0, 0);
+        let mut last: Option<(u64, u64, u64, u32)> = None;
+        while let Some(step) = flight.moves.get(flight.cursor.next_move) {
+            if copies >= DIRECT_COPIES_MAX || bytes >= DIRECT_BYTES_MAX {
+                break;
+            }
+            let (slot, chunk) = common.arena.place(step.slot);
+            for row in common.memory.layout().rows(step.block) {
+                let device = common.memory.region_address(row.region) + row.offset;
+                let host = slot + row.slot_offset;
+                bytes += row.bytes;
+                match &mut last {
+                    Some((d, h, b, c)) if *d + *b == device && *h + *b == host && *c == chunk => {
+                        *b += row.bytes;
+                    }
+                    _ => {
+                        if let Some((d, h, b, _)) = last.replace((device, host, row.bytes, chunk)) {
+                            flight.queued = true;
+                            self.copy(stream, d, h, b)?;
+                            copies += 1;
+                        }
+                    }
+                }
+            }
+            flight.cursor.next_move += 1;
+        }
+        if let Some((device, host, length, _)) = last {
+            flight.queued = true;
+            self.copy(stream, device, host, length)?;
+        }
+        Ok(())
+    }
+
+    /// Queues one two-dimensional copy per block and row group.
+    fn advance_planes(&self, flight: &mut Flight) -> Result<(), DriverError> {
+        let common = Arc::clone(&self.common);
+        let stream = &self.copy_streams[0];
+        let layout = common.memory.layout();
+        let (mut copies, mut bytes) = (0, 0);
+        while let Some(step) = flight.moves.get(flight.cursor.next_move) {
+            if copies >= DIRECT_COPIES_MAX || bytes >= DIRECT_BYTES_MAX {
+                break;
+            }
+            assert!(
+                step.block.value() < layout.blocks(),
+                "{:?} is not in the pool",
+                step.block
+            );
+            let (mut host, _) = common.arena.place(step.slot);
+            for group in layout.row_groups() {
+                let device = common.memory.region_address(group.region)
+                    + group.base
+                    + u64::from(step.block.value()) * group.block_stride;
+                flight.queued = true;
+                if group.rows == 1 {
+                    self.copy(stream, device, host, group.row_bytes)?;
+                } else {
+                    let plane = Plane {
+                        device,
+                        pitch: group.row_stride,
+                        host,
+                        row_bytes: group.row_bytes,
+                        rows: group.rows.into(),
+                    };
+                    self.copy_plane(stream, plane)?;
+                }
+                host += u64::from(group.rows) * group.row_bytes;
+                copies += 1;
+            }
+            bytes += layout.block_bytes();
+            flight.cursor.next_move += 1;
+        }
+        Ok(())
+    }
+
+    fn copy_plane(&self, stream: &Stream, plane: Plane) -> Result<(), DriverError> {
+        use sys::CUmemorytype_enum::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
+        let size = |bytes: u64| usize::try_from(bytes).expect("a plane fits into memory");
+        let host = plane.host as *mut c_void;
+        let mut copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: CU_MEMORYTYPE_DEVICE,
+            srcHost: core::ptr::null(),
+            srcDevice: plane.device,
+            srcArray: core::ptr::null_mut(),
+            srcPitch: size(plane.pitch),
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: CU_MEMORYTYPE_HOST,
+            dstHost: host,
+            dstDevice: 0,
+            dstArray: core::ptr::null_mut(),
+            dstPitch: size(plane.row_bytes),
+            WidthInBytes: size(plane.row_bytes),
+            Height: size(plane.rows),
+        };
+        if self.direction == Direction::In {
+            copy.srcMemoryType = CU_MEMORYTYPE_HOST;
+            copy.srcHost = host;
+            copy.srcDevice = 0;
+            copy.srcPitch = size(plane.row_bytes);
+            copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
+            copy.dstHost = core::ptr::null_mut();
+            copy.dstDevice = plane.device;
+            copy.dstPitch = size(plane.pitch);
+        }
+        // SAFETY: the rows lie in the pool (`Layout` checked them against its regions) and the
+        // packed rows in one slot; the mover's owner keeps both alive until the mark that follows
+        // is over, and the machine gives block and slot to this flight alone. The description
+        // outlives the call.
+        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.handle()) };
+        check("cuMemcpy2DAsync", answer)
+    }
+}
+
+/// Rows at equal distances in the pool, back to back in a slot.
+#[derive(Clone, Copy, Debug)]
+struct Plane {
+    device: u64,
+    pitch: u64,
+    host: u64,
+    row_bytes: u64,
+    rows: u64,
+}
