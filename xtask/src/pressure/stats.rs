@@ -14,14 +14,14 @@ const METRICS: &str = "/metrics";
 
 /// How long preempted groups were away from decoding: from being picked as a victim to the next
 /// token.
-const PAUSE: &str = "kv_pause_seconds";
+const PAUSE: &str = "kv_request_pause_seconds";
 
 /// Gauges, as JSON pointers into [`STATS`]: all 0 when nobody is served.
 const GAUGES: &[&str] = &[
-    "/requests/waiting",
-    "/requests/running",
-    "/requests/swapped",
-    "/requests/recompute_pending",
+    "/engine/waiting",
+    "/engine/running",
+    "/engine/swapped",
+    "/engine/recompute_pending",
     "/gpu_blocks/allocated",
     "/gpu_blocks/evicting",
     "/gpu_blocks/restoring",
@@ -33,8 +33,8 @@ const GAUGES: &[&str] = &[
     "/groups/gpu_resident",
     "/groups/cancel_pending",
     "/groups/failed",
-    "/kv_swap/inflight",
-    "/kv_swap/inflight_bytes",
+    "/flights",
+    "/inflight_bytes",
 ];
 
 /// The numbers that matter here.
@@ -78,12 +78,12 @@ impl Stats {
             taken.push(("/gpu_blocks/free", blocks("free")?));
         }
         Ok(Self {
-            swaps_out: number("/kv_swap/swap_out_completed_total")?,
-            swaps_in: number("/kv_swap/swap_in_completed_total")?,
-            bytes_out: number("/kv_swap/d2h_bytes_total")?,
-            bytes_in: number("/kv_swap/h2d_bytes_total")?,
-            recomputed_tokens: number("/recomputed_tokens_total")?,
-            stalled_rows: number("/stalled_rows_total")?,
+            swaps_out: number("/out/done")?,
+            swaps_in: number("/in/done")?,
+            bytes_out: number("/out/bytes")?,
+            bytes_in: number("/in/bytes")?,
+            recomputed_tokens: number("/engine/recomputed_tokens")?,
+            stalled_rows: number("/engine/stalled_rows")?,
             pause_ms: None,
             taken,
         })
@@ -171,7 +171,7 @@ mod tests {
                     kv_pause_seconds_bucket{le=\"0.1\"} 0\n\
                     kv_pause_seconds_bucket{le=\"0.2\"} 10\n\
                     kv_pause_seconds_bucket{le=\"+Inf\"} 10\n";
-        let buckets = buckets(text, "kv_pause_seconds");
+        let buckets = buckets(text, "kv_request_pause_seconds");
         assert_eq!(buckets.len(), 3);
         let near =
             |share, expected: f64| (quantile(&buckets, share).unwrap() - expected).abs() < 1e-9;
@@ -191,20 +191,19 @@ mod tests {
     #[test]
     fn a_block_that_did_not_come_back_is_a_leak() {
         let mut page = serde_json::json!({
-            "recomputed_tokens_total": 0,
-            "stalled_rows_total": 0,
+            "engine": { "recomputed_tokens": 0, "stalled_rows": 0 },
             "gpu_blocks": { "total": 8, "free": 8 },
-            "kv_swap": {
-                "swap_out_completed_total": 1,
-                "swap_in_completed_total": 1,
-                "d2h_bytes_total": 1,
-                "h2d_bytes_total": 1,
-            },
-            "requests": {},
             "host_slots": {},
             "groups": {},
+            "out": { "done": 1, "bytes": 1 },
+            "in": { "done": 1, "bytes": 1 },
+            "flights": 0,
+            "inflight_bytes": 0,
         });
-        for gauge in GAUGES {
+        for gauge in GAUGES
+            .iter()
+            .filter(|gauge| gauge.matches('/').count() == 2)
+        {
             let (section, name) = gauge[1..].split_once('/').unwrap();
             page[section][name] = 0.into();
         }
