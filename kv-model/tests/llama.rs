@@ -2,7 +2,8 @@
 #![expect(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
-    reason = "helpers of tests"
+    clippy::needless_range_loop,
+    reason = "helpers of tests; sequences are numbered in several lists at once"
 )]
 
 #[path = "support/gguf_writer.rs"]
@@ -372,7 +373,7 @@ fn a_block_in_foreign_hands_fails_the_step_and_ends_it() {
 }
 
 #[test]
-fn a_wrong_row_fails_alone_and_a_wrong_batch_fails_as_a_whole() {
+fn a_wrong_row_fails_alone() {
     let (model, _file) = model(Sizes::ODD, 0);
     let mut world = World::new(&model, 8, 4, 2);
     let good_blocks = [BlockId::new(0)];
@@ -430,11 +431,25 @@ fn a_wrong_row_fails_alone_and_a_wrong_batch_fails_as_a_whole() {
         assert_eq!(rows[1].as_ref().unwrap().len(), 1);
         assert_eq!(bits(&world.executor.last_logits(0).unwrap()), right);
     }
+}
+
+#[test]
+fn a_wrong_batch_fails_as_a_whole() {
+    let (model, _file) = model(Sizes::ODD, 0);
+    let mut world = World::new(&model, 8, 4, 2);
+    let blocks = [BlockId::new(0)];
+    let tokens = random_tokens(3, 67, 1);
+    let good = Piece {
+        blocks: &blocks,
+        position: 0,
+        tokens: &tokens,
+        samples: 1,
+    };
     let outside = [BlockId::new(8)];
     let bad = Piece {
         blocks: &outside,
         position: 0,
-        tokens: &good_tokens,
+        tokens: &tokens,
         samples: 1,
     };
     assert!(

@@ -92,6 +92,18 @@ impl ModelConfig {
                 .map(TokenId),
             eos: eos(file)?,
         };
+        config.check(&read, value_dim)?;
+        Ok(config)
+    }
+
+    /// Checks what must fit together.
+    fn check(&self, read: &Read<'_>, value_dim: u32) -> Result<(), ModelError> {
+        let Self {
+            heads,
+            kv_heads,
+            head_dim,
+            ..
+        } = *self;
         let check = |key, value: u32, ok: bool, allowed: String| {
             if ok {
                 Ok(())
@@ -112,25 +124,20 @@ impl ModelConfig {
             value_dim == head_dim,
             allowed,
         )?;
-        let rope = config.rope_dim;
+        let rope = self.rope_dim;
         let allowed = format!("an even number up to the key length, {head_dim}");
         let rope_ok = rope <= head_dim && rope.is_multiple_of(2);
         check("llama.rope.dimension_count", rope, rope_ok, allowed)?;
-        for (key, token) in config
+        for (key, token) in self
             .bos
             .iter()
             .map(|t| ("tokenizer.ggml.bos_token_id", t))
-            .chain(
-                config
-                    .eos
-                    .iter()
-                    .map(|t| ("tokenizer.ggml.eos_token_id", t)),
-            )
+            .chain(self.eos.iter().map(|t| ("tokenizer.ggml.eos_token_id", t)))
         {
-            let allowed = format!("below the vocabulary's size, {}", config.vocab);
-            check(key, token.0, token.0 < config.vocab, allowed)?;
+            let allowed = format!("below the vocabulary's size, {}", self.vocab);
+            check(key, token.0, token.0 < self.vocab, allowed)?;
         }
-        Ok(config)
+        Ok(())
     }
 
     /// The layout of a KV pool of `blocks` blocks for this model: per layer a row for K and one

@@ -341,3 +341,6 @@ mod avx2 {
         unsafe { _mm256_storeu_ps(high.as_mut_ptr(), values[1]) }
     }
 }
+
+#[cfg(test)]
+mod tests;
