@@ -1,3 +1,7 @@
-//! See the crate description.
+//! OpenAI-compatible server over the swapping engine. See `kv-server --help`.
 
-fn main() {}
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    kv_server::run()
+}
