@@ -10,7 +10,8 @@ pub enum VictimPolicy {
     Newest,
     /// The group that was admitted first.
     Oldest,
-    /// The group whose absence costs least: bytes to move, both ways, against tokens to compute.
+    /// The group whose absence costs least: link time to move it out and back, or time to compute
+    /// it again if that is less, both as measured. A victim goes the cheaper way.
     Cost,
 }
 
@@ -51,6 +52,16 @@ pub struct EngineConfig {
     /// victims early, so that nobody waits for a copy of somebody else. 0 moves a victim when a
     /// block is missing.
     pub lookahead_tokens: u32,
+    /// Share of the blocks, in thousandths, that admission leaves free for the growth of those
+    /// who run. In 0..=500.
+    pub watermark_permille: u32,
+    /// A group that ran this long makes room when others wait for a place on the GPU; `None` lets
+    /// everybody run to the end. A slice is never shorter than four times what the link needs to
+    /// move the group out and back.
+    pub slice: Option<Span>,
+    /// How often a group is moved for the sake of slices; after that it runs to the end. Lack of
+    /// blocks moves it all the same.
+    pub max_swaps: u32,
     /// A parked group is resumed once every running sequence, and it, could take this many tokens.
     pub resume_slack_tokens: u32,
 }
@@ -69,6 +80,9 @@ impl Default for EngineConfig {
             max_retries: 2,
             retry_backoff: Span::from_millis(1),
             lookahead_tokens: 4,
+            watermark_permille: 0,
+            slice: None,
+            max_swaps: 1_000,
             resume_slack_tokens: 16,
         }
     }
@@ -76,14 +90,16 @@ impl Default for EngineConfig {
 
 /// A setting that can't work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{name} is {value}, must be at least {least}")]
+#[error("{name} is {value}, must be between {least} and {most}")]
 pub struct EngineConfigError {
     /// Which field of [`EngineConfig`].
     pub name: &'static str,
     /// Its value.
     pub value: u32,
-    /// What is allowed.
+    /// Smallest value allowed.
     pub least: u32,
+    /// Largest value allowed.
+    pub most: u32,
 }
 
 impl EngineConfig {
@@ -91,23 +107,33 @@ impl EngineConfig {
     ///
     /// # Errors
     ///
-    /// The first setting that is too small. A step must have room for one token of every running
+    /// The first setting that is out of its range. A step must have room for one token of every running
     /// sequence, or some would never get on.
     pub fn validate(&self) -> Result<(), EngineConfigError> {
+        let any = u32::MAX;
         let checks = [
-            ("max_batch_size", self.max_batch_size, 1),
+            ("max_batch_size", self.max_batch_size, 1, any),
             (
                 "max_tokens_per_step",
                 self.max_tokens_per_step,
                 self.max_batch_size,
+                any,
             ),
-            ("prefill_chunk", self.prefill_chunk, 1),
-            ("max_seq_len", self.max_seq_len, 2),
-            ("max_n", self.max_n, 1),
+            ("prefill_chunk", self.prefill_chunk, 1, any),
+            ("max_seq_len", self.max_seq_len, 2, any),
+            ("max_n", self.max_n, 1, any),
+            ("watermark_permille", self.watermark_permille, 0, 500),
         ];
-        let wrong = checks.into_iter().find(|(_, value, least)| value < least);
-        wrong.map_or(Ok(()), |(name, value, least)| {
-            Err(EngineConfigError { name, value, least })
-        })
+        for (name, value, least, most) in checks {
+            if value < least || value > most {
+                return Err(EngineConfigError {
+                    name,
+                    value,
+                    least,
+                    most,
+                });
+            }
+        }
+        Ok(())
     }
 }

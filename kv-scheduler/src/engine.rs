@@ -7,6 +7,8 @@ mod admit;
 #[cfg(any(test, feature = "testing"))]
 mod audit;
 mod batch;
+mod line;
+mod rate;
 mod room;
 mod settle;
 mod step;
@@ -49,6 +51,7 @@ pub struct Engine<E, B> {
     /// End of the last step.
     fence: Fence,
     draining: bool,
+    prefill: rate::PrefillRate,
     events: Vec<Event>,
     completions: Vec<kv_core::Completion>,
     stats: EngineStats,
@@ -87,6 +90,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             pass: 0,
             fence: Fence::NONE,
             draining: false,
+            prefill: rate::PrefillRate::default(),
             events: Vec::new(),
             completions: Vec::new(),
             stats: EngineStats::default(),

@@ -57,6 +57,8 @@ pub(crate) struct Group {
     pub(crate) expected_blocks: u32,
     /// When it was accepted.
     pub(crate) arrived_at: Time,
+    /// When it came to the GPU, the last time.
+    pub(crate) running_since: Time,
     /// When it was picked as a victim; until its next token.
     pub(crate) paused_since: Option<Time>,
     /// The last pass in which it was admitted, resumed or emitted (I07).
@@ -86,6 +88,7 @@ impl Group {
             swaps: 0,
             expected_blocks: 0,
             arrived_at,
+            running_since: Time::ZERO,
             paused_since: None,
             touched_in_pass: 0,
             left_in_pass: 0,
@@ -151,6 +154,11 @@ impl Group {
     pub(crate) fn remaining_tokens(&self, choice: Choice) -> u32 {
         let longest = self.prompt_tokens().saturating_add(self.request.max_tokens);
         longest.saturating_sub(count(self.choice(choice).history.len()))
+    }
+
+    /// Since when it waits for a place on the GPU, if it does.
+    pub(crate) fn waits_since(&self) -> Time {
+        self.paused_since.unwrap_or(self.arrived_at)
     }
 
     /// What the choice emitted so far.

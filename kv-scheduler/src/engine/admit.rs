@@ -4,34 +4,36 @@ use kv_core::{Backend, Choice, Time};
 
 use super::batch::Plan;
 use super::{Engine, GroupIndex};
-use crate::group::Phase;
+use crate::group::{Group, Phase, count};
 use crate::{Executor, Output};
 
 impl<E: Executor, B: Backend> Engine<E, B> {
     /// Admits groups while blocks, sequences and step budget last. Nobody overtakes: the first
-    /// group that doesn't fit ends it, and nobody is admitted while a group is parked or on its
-    /// way to the host.
+    /// group that doesn't fit, or whose turn it isn't, ends it.
     pub(super) fn admit(&mut self, now: Time, plan: &mut Plan, outputs: &mut Vec<Output>) {
-        while plan.budget > 0 && self.parked.is_empty() && !self.somebody_is_leaving() {
-            let again = self.recompute.first_key_value().map(|(_, &index)| index);
-            let Some(index) = again.or_else(|| self.waiting.front().copied()) else {
+        while plan.budget > 0 {
+            let again = self.recompute.values().next().copied();
+            let waiting = self.waiting.front().copied();
+            // Without slices those who had to leave go first; with slices, who waits longest.
+            let next = again
+                .into_iter()
+                .chain(waiting)
+                .find(|&index| self.is_next_in_line(index));
+            let Some(index) = next.filter(|&index| self.fits(index)) else {
                 break;
             };
-            if !self.fits(index, again.is_some()) {
-                break;
-            }
-            if again.is_some() {
-                self.recompute.pop_first();
-            } else {
-                self.waiting.pop_front();
-                let group = self.group(index);
+            let group = self.group(index);
+            if matches!(group.phase, Phase::Waiting) {
                 let waited = now.since(group.arrived_at);
                 outputs.push(Output::Admitted {
                     request: group.id(),
                     waited,
                 });
+                self.waiting.pop_front();
+            } else {
+                self.recompute.pop_first();
             }
-            self.start(index);
+            self.start(now, index);
             let choices: Vec<Choice> = self.group(index).active().collect();
             for choice in choices {
                 self.plan_row(plan, index, choice);
@@ -39,19 +41,15 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         }
     }
 
-    fn fits(&self, index: GroupIndex, again: bool) -> bool {
+    fn fits(&self, index: GroupIndex) -> bool {
         let group = self.group(index);
+        let again = matches!(group.phase, Phase::RecomputePending);
         let sequences = self.running_sequences() + group.unfinished_count();
         let left_just_now = again && group.left_in_pass == self.pass;
         if left_just_now || sequences > self.config.max_batch_size {
             return false;
         }
-        let longest = group
-            .unfinished()
-            .map(|choice| group.choice(choice).history.len())
-            .max();
-        let block_tokens = self.machine.config().block_tokens as usize;
-        let needed = crate::group::count(longest.unwrap_or(0).div_ceil(block_tokens));
+        let needed = self.blocks_to_start(group);
         // Who had to leave once comes back when the others can go on for a while.
         let alone = self.running.is_empty() && self.moving == 0;
         let further = if again && !alone {
@@ -68,12 +66,32 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             .saturating_add(self.promised_blocks())
             .saturating_add(self.want_of_coming())
             .saturating_add(kept);
-        taken <= self.machine.free_blocks()
+        let kept_free = if alone { 0 } else { self.watermark_blocks() };
+        taken.saturating_add(kept_free) <= self.machine.free_blocks()
     }
 
-    fn somebody_is_leaving(&self) -> bool {
-        let leaving = |&index| matches!(self.group(index).phase, Phase::OutInFlight(_));
-        self.by_ticket.values().any(leaving)
+    /// Blocks that admission leaves alone, for the growth of those who run.
+    fn watermark_blocks(&self) -> u32 {
+        let share = u64::from(self.usable_blocks()) * u64::from(self.config.watermark_permille);
+        u32::try_from(share / 1_000).unwrap_or(u32::MAX)
+    }
+
+    /// Blocks that hold a group's tokens so far, the full blocks of its prompt counted once.
+    pub(super) fn blocks_to_start(&self, group: &Group) -> u32 {
+        let block_tokens = self.machine.config().block_tokens;
+        let shared = group.prompt_tokens() / block_tokens;
+        let blocks = |choice| count(group.choice(choice).history.len()).div_ceil(block_tokens);
+        if group
+            .unfinished()
+            .all(|choice| group.output(choice).is_empty())
+        {
+            return group.prompt_tokens().div_ceil(block_tokens);
+        }
+        shared
+            + group
+                .unfinished()
+                .map(|choice| blocks(choice) - shared)
+                .sum::<u32>()
     }
 
     /// Blocks that running groups still need for prompts that are not run to the end.
@@ -98,7 +116,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     }
 
     /// Gives a group its place on the GPU, without blocks yet.
-    fn start(&mut self, index: GroupIndex) {
+    fn start(&mut self, now: Time, index: GroupIndex) {
         let pass = self.pass;
         let (id, n) = (self.group(index).id(), self.group(index).request.n);
         let lease = self
@@ -117,6 +135,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         let group = self.group_mut(index);
         group.phase = Phase::Running(lease);
         group.touched_in_pass = pass;
+        group.running_since = now;
         let arrival = group.arrival;
         self.running.insert(arrival, index);
     }

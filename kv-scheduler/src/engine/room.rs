@@ -1,6 +1,6 @@
 //! Who comes back, and who leaves when blocks are short.
 
-use kv_core::{Backend, Lease, Place, Refusal, Refused, Time};
+use kv_core::{Backend, Direction, Lease, OnGpu, Place, Refusal, Refused, Span, Time};
 
 use super::{Engine, GroupIndex};
 use crate::group::{Group, Phase};
@@ -81,6 +81,9 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     pub(super) fn resume(&mut self, now: Time) -> u32 {
         let mut started = 0;
         while let Some(&index) = self.parked.front() {
+            if !self.is_next_in_line(index) {
+                break;
+            }
             let Some(expected_blocks) = self.can_resume(now, index) else {
                 break;
             };
@@ -171,11 +174,19 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         left
     }
 
+    /// Whether a group on the GPU has anything to give up.
+    pub(super) fn holds_blocks(&self, group: &Group) -> bool {
+        matches!(&group.phase, Phase::Running(lease) if self.machine.blocks(lease) > 0)
+    }
+
     /// The group that should leave next, by policy.
     fn victim(&self, now: Time, tried: &[GroupIndex]) -> Option<GroupIndex> {
         let eligible = |index: &GroupIndex| {
             let group = self.group(*index);
-            group.touched_in_pass != self.pass && now >= group.not_before && !tried.contains(index)
+            group.touched_in_pass != self.pass
+                && now >= group.not_before
+                && !tried.contains(index)
+                && self.holds_blocks(group)
         };
         let mut candidates = self.running.values().copied().filter(eligible);
         match self.config.victim {
@@ -186,55 +197,97 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         }
     }
 
-    /// What it costs to do without a group for a while, in bytes of link traffic: out what isn't
-    /// on the host yet, later everything back in; more for a group that left before.
+    /// What it costs to do without a group for a while, in nanoseconds of link or of compute,
+    /// whichever is less; more for a group that left before, so that nobody leaves all the time.
     fn cost(&self, index: GroupIndex) -> u64 {
         let group = self.group(index);
         let Phase::Running(lease) = &group.phase else {
             return u64::MAX;
         };
-        let blocks = self.machine.dirty_blocks(lease) + self.machine.blocks(lease);
-        u64::from(blocks) * (1 + u64::from(group.swaps))
+        let away = self.move_span(lease).min(self.compute_span(group, lease));
+        away.as_nanos().saturating_mul(1 + u64::from(group.swaps))
+    }
+
+    /// Link time of a group: out what isn't on the host yet, later everything back in.
+    pub(super) fn move_span(&self, lease: &Lease<OnGpu>) -> Span {
+        let block_bytes = self.machine.config().block_bytes;
+        let span = |blocks: u32, direction| {
+            let bytes = u128::from(blocks) * u128::from(block_bytes);
+            let nanos = bytes * 1_000_000_000 / u128::from(self.machine.rate(direction));
+            Span::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+        };
+        span(self.machine.dirty_blocks(lease), Direction::Out)
+            + span(self.machine.blocks(lease), Direction::In)
+    }
+
+    /// Time to compute a group's KV again, at the measured rate; the longest span while nothing
+    /// was measured.
+    fn compute_span(&self, group: &Group, lease: &Lease<OnGpu>) -> Span {
+        let tokens: u64 = group
+            .active()
+            .map(|choice| u64::from(self.machine.tokens(lease, choice)))
+            .sum();
+        self.prefill.span_of(tokens)
+    }
+
+    /// Whether a group's KV is computed again sooner than it is moved out and back. Asked only by
+    /// the policy that compares costs, and with a margin, so that a wavering measurement doesn't
+    /// change the way every time.
+    fn computing_is_cheaper(&self, group: &Group) -> bool {
+        let Phase::Running(lease) = &group.phase else {
+            return false;
+        };
+        let by_cost = self.config.victim == VictimPolicy::Cost;
+        by_cost && self.compute_span(group, lease).saturating_mul(2) < self.move_span(lease)
     }
 
     /// Lets a group leave: to the host if that is allowed and there is room, else its KV is
     /// dropped and computed again.
     fn evict(&mut self, now: Time, index: GroupIndex) -> Evicted {
-        let max_retries = self.config.max_retries;
-        let pass = self.pass;
         let group = self.group(index);
-        let swap = self.config.swap == SwapPolicy::On && group.evict_failures <= max_retries;
-        let empty =
-            matches!(&group.phase, Phase::Running(lease) if self.machine.blocks(lease) == 0);
-        if swap && !empty {
-            let group = self.group_mut(index);
-            let arrival = group.arrival;
-            let Phase::Running(lease) = std::mem::replace(&mut group.phase, Phase::Moving) else {
-                unreachable!("victims are running")
-            };
-            match self.machine.swap_out(now, lease, self.fence) {
-                Ok(ticket) => {
-                    self.running.remove(&arrival);
-                    self.moving += 1;
-                    self.by_ticket.insert(ticket.id(), index);
-                    let group = self.group_mut(index);
-                    group.phase = Phase::OutInFlight(ticket);
-                    group.swaps += 1;
-                    group.paused_since = Some(now);
-                    group.left_in_pass = pass;
-                    self.stats.preempted_swap += 1;
-                    return Evicted::Yes;
-                }
-                Err(Refused { why, back }) => {
-                    self.group_mut(index).phase = Phase::Running(back);
-                    if matches!(why, Refusal::Inflight { .. }) {
-                        return Evicted::BudgetSpent;
-                    }
-                }
+        let swap = self.config.swap == SwapPolicy::On
+            && group.evict_failures <= self.config.max_retries
+            && !self.computing_is_cheaper(group);
+        let refusal = if swap {
+            self.evict_to_host(now, index).err()
+        } else {
+            None
+        };
+        match refusal {
+            None if swap => Evicted::Yes,
+            Some(Refusal::Inflight { .. }) => Evicted::BudgetSpent,
+            _ => {
+                self.preempt_for_recompute(now, index);
+                Evicted::Yes
             }
         }
-        self.preempt_for_recompute(now, index);
-        Evicted::Yes
+    }
+
+    /// Starts moving a running group to the host.
+    pub(super) fn evict_to_host(&mut self, now: Time, index: GroupIndex) -> Result<(), Refusal> {
+        let (pass, fence) = (self.pass, self.fence);
+        let group = self.group_mut(index);
+        let arrival = group.arrival;
+        let Phase::Running(lease) = std::mem::replace(&mut group.phase, Phase::Moving) else {
+            unreachable!("victims are running")
+        };
+        let ticket = match self.machine.swap_out(now, lease, fence) {
+            Ok(ticket) => ticket,
+            Err(Refused { why, back }) => {
+                self.group_mut(index).phase = Phase::Running(back);
+                return Err(why);
+            }
+        };
+        self.running.remove(&arrival);
+        self.moving += 1;
+        self.by_ticket.insert(ticket.id(), index);
+        let group = self.group_mut(index);
+        group.phase = Phase::OutInFlight(ticket);
+        group.swaps += 1;
+        group.paused_since = Some(now);
+        group.left_in_pass = pass;
+        self.stats.preempted_swap += 1;
+        Ok(())
     }
 
     pub(super) fn preempt_for_recompute(&mut self, now: Time, index: GroupIndex) {

@@ -120,6 +120,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 group.resume_failures = 0;
                 group.touched_in_pass = pass;
                 group.expected_blocks = 0;
+                group.running_since = now;
                 let arrival = group.arrival;
                 self.running.insert(arrival, index);
                 self.stats.resumed += 1;

@@ -12,9 +12,11 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     /// appends what happened to `outputs`. Blocks in the executor only.
     pub fn step(&mut self, now: Time, outputs: &mut Vec<Output>) -> Next {
         self.pass += 1;
+        self.prefill.pass_starts(now);
         let mut progress = self.settle(now);
         progress += self.resume(now);
         progress += self.make_room(now);
+        progress += self.rotate(now);
         // Copies start before the step, so that they run beside it. A blocking backend is through
         // with them here, and what it freed can be used at once.
         self.pump(now);
@@ -46,6 +48,10 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     fn run(&mut self, now: Time, plan: &Plan, outputs: &mut Vec<Output>) {
         self.stats.steps += 1;
         self.count_tokens(plan);
+        let (decode, prefill): (Vec<_>, Vec<_>) = plan.rows.iter().partition(|row| row.tokens == 1);
+        let prefill_tokens = prefill.iter().map(|row| u64::from(row.tokens)).sum();
+        self.prefill
+            .step_starts(now, prefill_tokens, decode.len() as u64);
         let Self {
             executor,
             groups,

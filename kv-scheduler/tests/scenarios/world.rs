@@ -168,14 +168,14 @@ impl Wake for Bell {
 pub(crate) struct World {
     pub(crate) engine: Engine<Oracle, SimBackend>,
     pub(crate) control: SimControl,
-    pub(crate) memory: Arc<PlainMemory>,
     pub(crate) bell: Arc<Bell>,
     pub(crate) now: Time,
     pub(crate) seen: BTreeMap<RequestId, Seen>,
-    /// Blocks that were handed to the backend, by direction.
     pub(crate) setup: Setup,
     pub(crate) events: Vec<Event>,
     pub(crate) passes: u64,
+    /// When the last pass was.
+    pub(crate) passed_at: Time,
     outputs: Vec<Output>,
     last: (EngineStats, Stats),
 }
@@ -189,8 +189,7 @@ impl World {
         config.checksum = setup.checksum;
         let memory = Arc::new(PlainMemory::new(layout));
         let oracle = Oracle::new(Arc::clone(&memory), setup.oracle.clone()).unwrap();
-        let mut backend =
-            SimBackend::new(Arc::clone(&memory), SimConfig::new(setup.host_slots));
+        let mut backend = SimBackend::new(Arc::clone(&memory), SimConfig::new(setup.host_slots));
         let control = backend.control();
         let bell = Arc::new(Bell::default());
         backend.set_waker(Waker::from(Arc::clone(&bell)));
@@ -200,13 +199,13 @@ impl World {
         Self {
             engine,
             control,
-            memory,
             bell,
             now: Time::ZERO,
             seen: BTreeMap::new(),
             setup,
             events: Vec::new(),
             passes: 0,
+            passed_at: Time::ZERO,
             outputs: Vec::new(),
             last,
         }
@@ -264,17 +263,19 @@ impl World {
 
     /// One pass; the time stays as it is, and copies stay as they are.
     pub(crate) fn step(&mut self) -> Next {
-        let before: Vec<_> = self.seen.values().map(Seen::tokens).collect();
         let next = self.engine.step(self.now, &mut self.outputs);
         self.passes += 1;
+        self.passed_at = self.now;
         for output in std::mem::take(&mut self.outputs) {
             let id = owner(&output);
-            let seen = self.seen.get_mut(&id).expect("an output for a known request");
+            let seen = self
+                .seen
+                .get_mut(&id)
+                .expect("an output for a known request");
             seen.take(self.now, output);
         }
         self.engine.drain_events(&mut self.events);
         self.check();
-        let _ = before;
         next
     }
 
@@ -303,7 +304,10 @@ impl World {
         let (engine, machine) = self.engine.stats();
         let cap = self.engine.machine().config().inflight_bytes_max;
         assert!(machine.inflight_bytes <= cap, "I03: {machine:?}");
-        assert!(machine.host.peak <= self.setup.host_slots, "I03: {machine:?}");
+        assert!(
+            machine.host.peak <= self.setup.host_slots,
+            "I03: {machine:?}"
+        );
         let counters = |(engine, machine): &(EngineStats, Stats)| {
             [
                 engine.steps,
@@ -388,8 +392,15 @@ impl World {
 
     /// Ends the oldest running copy.
     pub(crate) fn end_copy(&self, outcome: Outcome) -> Pending {
-        let pending = self.pending().into_iter().next().expect("a copy is under way");
-        let ended = self.control.complete(pending.id, self.now, outcome).unwrap();
+        let pending = self
+            .pending()
+            .into_iter()
+            .next()
+            .expect("a copy is under way");
+        let ended = self
+            .control
+            .complete(pending.id, self.now, outcome)
+            .unwrap();
         assert_eq!(ended, outcome, "nothing else may end a copy");
         pending
     }

@@ -123,6 +123,9 @@ impl Plan {
             max_retries: between(rng, 0, 3),
             retry_backoff: Span::from_millis(5),
             lookahead_tokens: between(rng, 0, 6),
+            watermark_permille: [0, 0, 50, 200][rng.index(4)],
+            slice: rng.chance(300).then(|| millis(rng, 200)),
+            max_swaps: [1_000, 3, 0][rng.index(3)],
             resume_slack_tokens: between(rng, 0, 20),
         };
         let oracle = OracleConfig {
