@@ -60,6 +60,8 @@ impl Setup {
             engine: EngineConfig {
                 lookahead_tokens: 0,
                 resume_slack_tokens: 0,
+                watermark_permille: 0,
+                slice: None,
                 ..EngineConfig::default()
             },
             oracle: OracleConfig {
@@ -220,8 +222,9 @@ impl World {
 
     pub(crate) fn refuse(&mut self, request: Request) -> Rejection {
         let (before, audit) = (self.engine.stats(), self.engine.audit());
-        let Refused { why, back } = self.engine.submit(self.now, request.clone()).unwrap_err();
-        assert_eq!(back, request, "I12: the request comes back");
+        let asked = request.clone();
+        let Refused { why, back } = self.engine.submit(self.now, request).unwrap_err();
+        assert_eq!(back, asked, "I12: the request comes back");
         let after = self.engine.stats();
         assert_eq!(after.0.rejected, before.0.rejected + 1);
         let mut counted = after;
