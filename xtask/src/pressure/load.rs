@@ -56,11 +56,11 @@ impl Request {
         }
     }
 
-    /// Blocks at the end, when each choice has all of its tokens: the prompt's full blocks once,
+    /// Blocks at the end, when each choice has so many tokens: the prompt's full blocks once,
     /// everything after that per choice.
-    fn blocks(&self, prompt_tokens: u32) -> u32 {
+    fn blocks(&self, prompt_tokens: u32, tokens: u32) -> u32 {
         let shared = prompt_tokens / BLOCK_TOKENS;
-        let own = (prompt_tokens % BLOCK_TOKENS + self.max_tokens).div_ceil(BLOCK_TOKENS);
+        let own = (prompt_tokens % BLOCK_TOKENS + tokens).div_ceil(BLOCK_TOKENS);
         shared + own * self.n
     }
 }
@@ -105,7 +105,7 @@ impl Load {
         let mut sizes: Vec<u32> = self
             .requests
             .iter()
-            .map(|r| r.blocks(self.guess(r)))
+            .map(|r| r.blocks(self.guess(r), r.max_tokens))
             .collect();
         sizes.sort_unstable_by(|a, b| b.cmp(a));
         sizes.iter().take(batch as usize).sum()
@@ -116,30 +116,32 @@ impl Load {
         bytes.div_ceil(4) * self.tokens_per_word + TEMPLATE_TOKENS
     }
 
-    /// A pool of about a third of what the load wants: the blocks of as many requests as can run
-    /// at the same time, by the prompt lengths that the ample arm reported.
+    /// A pool of about a third of what the load wants: the blocks of as many choices as can run at
+    /// the same time, by the lengths that the ample arm reported.
     pub(super) fn short_pool(&self, ample: &ArmResult, batch: u32) -> Result<u32> {
-        let mut sizes = Vec::new();
+        let mut wanted = 0;
+        let mut largest = 1;
         for (request, answer) in self.requests.iter().zip(&ample.references) {
             let usage = answer.usage.context("the ample arm reported no usage")?;
-            sizes.push(request.blocks(usage.prompt));
+            wanted += request.blocks(usage.prompt, usage.completion.div_ceil(request.n));
+            // Nobody may be refused because the request alone could outgrow the pool.
+            largest = largest.max(request.blocks(usage.prompt, request.max_tokens));
         }
-        let all: u32 = sizes.iter().sum();
-        let at_once = batch.min(self.choices());
-        let wanted = u64::from(all) * u64::from(at_once) / u64::from(self.choices());
-        let third =
-            u32::try_from(wanted.div_ceil(3)).context("the pool has less than 2^32 blocks")?;
-        // Nobody may be refused because the request alone is larger than the pool.
-        Ok(third.max(sizes.into_iter().max().unwrap_or(1)))
+        let at_once = u64::from(wanted) * u64::from(batch.min(self.choices()));
+        let third = at_once.div_ceil(3 * u64::from(self.choices()));
+        Ok(u32::try_from(third)
+            .context("a pool has less than 2^32 blocks")?
+            .max(largest))
     }
 }
 
 fn request(index: u32, random: &mut Random) -> Request {
-    // Most prompts are short, some are long.
-    let words = if index % 4 == 3 {
-        random.between(120, 240)
+    // Most prompts are short, some are long; answers are long enough to outgrow the pool.
+    let long = index % 4 == 3;
+    let words = if long {
+        random.between(80, 160)
     } else {
-        random.between(12, 90)
+        random.between(8, 40)
     };
     let mut content = format!("Story {index}. Continue it in your own words:");
     for _ in 0..words {
@@ -147,7 +149,7 @@ fn request(index: u32, random: &mut Random) -> Request {
         content.push(' ');
         content.push_str(WORDS[word as usize]);
     }
-    let max_tokens = random.between(24, 96);
+    let max_tokens = random.between(48, 160);
     Request {
         content,
         max_tokens,
@@ -217,6 +219,6 @@ mod tests {
         request.n = 2;
         request.max_tokens = 20;
         // 32 prompt tokens are shared; 8 + 20 tokens per choice are 2 blocks each.
-        assert_eq!(request.blocks(40), 2 + 4);
+        assert_eq!(request.blocks(40, request.max_tokens), 2 + 4);
     }
 }

@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 use super::arm::{ArmResult, Mode};
 use super::client::{Answer, Choice};
 
+/// Arms shorter than this are not compared for speed.
+const LONG_ENOUGH_S: f64 = 5.0;
+
 /// Median and 99th percentile, nearest rank, milliseconds. None if there was nothing to measure.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Percentiles {
@@ -32,9 +35,11 @@ impl Percentiles {
     }
 
     fn text(this: Option<Self>) -> String {
+        // Three digits are enough for people.
+        let digits = |value: f64| usize::from(value < 10.0);
         this.map_or_else(
             || "–".to_owned(),
-            |p| format!("{:.0} / {:.0}", p.p50, p.p99),
+            |p| format!("{:.*} / {:.*}", digits(p.p50), p.p50, digits(p.p99), p.p99),
         )
     }
 }
@@ -57,6 +62,8 @@ pub(super) struct Row {
     /// How long a preempted group was away from decoding.
     pause_ms: Option<Percentiles>,
     tokens_per_s: f64,
+    /// From the first request to the last answer.
+    wall_s: f64,
     failed: usize,
     texts_equal: usize,
     texts_total: usize,
@@ -101,6 +108,7 @@ impl Row {
             itl_ms: Percentiles::of(gaps.collect()),
             pause_ms: arm.stats.pause_ms,
             tokens_per_s: per_second(tokens, arm.wall),
+            wall_s: arm.wall.as_secs_f64(),
             failed: arm.answers.iter().filter(|answer| answer.is_err()).count(),
             texts_equal: texts_total - different(arm, reference).len(),
             texts_total,
@@ -122,6 +130,7 @@ impl Row {
             "itl_ms": Percentiles::json(self.itl_ms),
             "pause_ms": Percentiles::json(self.pause_ms),
             "tokens_per_s": self.tokens_per_s,
+            "wall_s": self.wall_s,
             "failed": self.failed,
             "texts_equal": self.texts_equal,
             "texts_total": self.texts_total,
@@ -237,8 +246,12 @@ pub(super) fn table(rows: &[Row]) -> String {
     text
 }
 
-/// A word when the async arm was slower than another short one by more than noise.
+/// A word when the async arm was slower than another short one by more than noise. Arms that are
+/// over at once say nothing about speed.
 fn slower(rows: &[Row]) -> Option<String> {
+    if rows.iter().any(|row| row.wall_s < LONG_ENOUGH_S) {
+        return None;
+    }
     let speed = |name| {
         rows.iter()
             .find(|row| row.name == name)
