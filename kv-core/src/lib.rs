@@ -9,6 +9,7 @@
 //! # Features
 //!
 //! * `host`: a plain-memory backend that copies on worker threads, and the blocking backend.
+//! * `planted-faults`: known mistakes that can be switched on, to test the tests.
 //! * `testing`: a simulated backend, checkers of the invariants and a conformance suite that any
 //!   [`Backend`] must pass.
 
@@ -30,6 +31,7 @@ mod id;
 mod layout;
 mod machine;
 mod metadata;
+mod planted;
 mod pool;
 mod record;
 mod state;
@@ -50,6 +52,7 @@ pub use id::{BlockId, Choice, Generation, GroupId, RecordKey, SlotIndex, TicketI
 pub use layout::{Layout, LayoutError, Row, RowGroup};
 pub use machine::{Accepted, Checksum, CopyOnWrite, Deadlines, Machine, MachineConfig};
 pub use metadata::{ChoiceExtent, Metadata, MetadataError, RestoreTarget};
+pub use planted::PlantedFault;
 pub use pool::HostSide;
 pub use state::{RecordState, StateTable, Stimulus};
 pub use stats::{DirectionCounters, GpuBlocks, GroupStates, HostSlots, Stats};

@@ -55,6 +55,8 @@ pub struct Engine<E, B> {
     events: Vec<Event>,
     completions: Vec<kv_core::Completion>,
     stats: EngineStats,
+    #[cfg(any(test, feature = "testing"))]
+    room: audit::RoomLog,
 }
 
 impl<E: Executor, B: Backend> Engine<E, B> {
@@ -94,6 +96,8 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             events: Vec::new(),
             completions: Vec::new(),
             stats: EngineStats::default(),
+            #[cfg(any(test, feature = "testing"))]
+            room: audit::RoomLog::default(),
         })
     }
 
@@ -323,6 +327,17 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         group.phase = Phase::RecomputePending;
         group.forked = group.unfinished_count() == 1;
         group.resume_failures = 0;
+        if kv_core::PlantedFault::EmitTwice.is_on() {
+            for choice in group
+                .choices
+                .iter_mut()
+                .filter(|choice| choice.finish.is_none())
+            {
+                if choice.history.len() > group.request.prompt.len() {
+                    choice.history.pop();
+                }
+            }
+        }
         let arrival = group.arrival;
         self.recompute.insert(arrival, index);
     }

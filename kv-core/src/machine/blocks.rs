@@ -5,8 +5,8 @@ use alloc::vec::Vec;
 use crate::pool::{BlockState, SlotState};
 use crate::record::Table;
 use crate::{
-    BlockId, Choice, Lease, Machine, OnGpu, Place, RecordState, Refusal, Refused, Stimulus, Ticket,
-    Time,
+    BlockId, Choice, Lease, Machine, OnGpu, Place, PlantedFault, RecordState, Refusal, Refused,
+    Stimulus, Ticket, Time,
 };
 
 /// A block that several choices shared is about to be written by one of them: before the next
@@ -160,6 +160,9 @@ impl Machine {
             return Some(CopyOnWrite { from, to });
         }
         let cell = &mut record.cells[tail as usize];
+        if PlantedFault::TrustStaleCopy.is_on() {
+            return None;
+        }
         cell.digest = None;
         if let Some(slot) = cell.slot.take() {
             host.pass(slot, SlotState::Clean, SlotState::Free);

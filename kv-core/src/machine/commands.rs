@@ -4,8 +4,8 @@ use alloc::vec::Vec;
 
 use crate::flight::PieceState;
 use crate::{
-    Command, Completion, CopyFault, Direction, Event, Machine, Outcome, Refused, SlotIndex,
-    SubmitRefusal, TicketId, Time,
+    Command, Completion, CopyFault, Direction, Event, Machine, Outcome, PlantedFault, Refused,
+    SlotIndex, SubmitRefusal, TicketId, Time,
 };
 
 /// What became of a completion.
@@ -82,6 +82,13 @@ impl Machine {
     /// A completion that contradicts its command (wrong payload, missing digests) proves nothing:
     /// the piece is `Unknown` then.
     pub fn handle_completion(&mut self, now: Time, completion: Completion) -> Accepted {
+        let mut completion = completion;
+        if PlantedFault::AcceptStale.is_on()
+            && !self.flights.contains_key(&completion.id.ticket)
+            && let Some(&ticket) = self.flights.keys().next()
+        {
+            completion.id.ticket = ticket;
+        }
         let Completion {
             id,
             outcome,
@@ -109,6 +116,9 @@ impl Machine {
         let right = bytes == range.len() as u64 * block_bytes
             && digests.len() == if wants_digests { range.len() } else { 0 };
         let outcome = match outcome {
+            Outcome::Failed if PlantedFault::SwallowFailedPiece.is_on() && piece > 0 => {
+                Outcome::Done
+            }
             Outcome::Done if !right => Outcome::Unknown,
             Outcome::Done | Outcome::Failed | Outcome::Unknown => outcome,
         };
@@ -222,6 +232,13 @@ impl Machine {
             return;
         };
         flight.cancelled = true;
+        if PlantedFault::ForgetTombstone.is_on() {
+            for piece in &mut flight.pieces {
+                piece.state = PieceState::Over(Outcome::Failed);
+            }
+            self.stats.inflight_bytes -= flight.unsettled_bytes;
+            flight.unsettled_bytes = 0;
+        }
         if flight.direction == Direction::In {
             let blocks = u32::try_from(flight.moves.len()).unwrap_or(u32::MAX);
             self.retiring_blocks += blocks;

@@ -4,7 +4,8 @@ use crate::flight::{CellMove, Flight};
 use crate::pool::{BlockState, CleanOwner, SlotState};
 use crate::record::Cell;
 use crate::{
-    ChoiceExtent, CopyFault, Direction, Event, Machine, Metadata, Outcome, Settled, Stimulus, Time,
+    ChoiceExtent, CopyFault, Direction, Event, Machine, Metadata, Outcome, PlantedFault, Settled,
+    Stimulus, Time,
 };
 
 impl Machine {
@@ -17,6 +18,9 @@ impl Machine {
             (false, Direction::Out, Outcome::Done) => self.settle_out_done(flight),
             (false, Direction::Out, Outcome::Failed) => self.settle_out_failed(flight),
             (false, Direction::In, Outcome::Done) => self.settle_in_done(flight),
+            (false, Direction::In, Outcome::Failed) if PlantedFault::FailedAsDone.is_on() => {
+                self.settle_in_done(flight);
+            }
             (false, Direction::In, Outcome::Failed) => self.settle_in_failed(flight),
             (false, _, Outcome::Unknown) => {
                 self.advance(flight.record, Stimulus::Unknown);
@@ -207,12 +211,13 @@ impl Machine {
             return;
         };
         for (CellMove { cell, place }, outcome) in flight.moves_with_outcome() {
-            let (block_to, slot_to) = if outcome == Outcome::Unknown {
-                lost += 1;
-                (BlockState::Lost, SlotState::Lost)
-            } else {
-                (BlockState::Free, SlotState::Free)
-            };
+            let (block_to, slot_to) =
+                if outcome == Outcome::Unknown && !PlantedFault::ReuseAfterUnknown.is_on() {
+                    lost += 1;
+                    (BlockState::Lost, SlotState::Lost)
+                } else {
+                    (BlockState::Free, SlotState::Free)
+                };
             gpu.pass(place.block, block_from, block_to);
             host.pass(place.slot, slot_from, slot_to);
             let cell = &mut record.cells[cell as usize];

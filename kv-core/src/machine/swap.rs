@@ -6,8 +6,8 @@ use crate::flight::{CellMove, Flight};
 use crate::pool::{BlockState, SlotState};
 use crate::{
     BlockId, BlockMove, Checksum, Direction, Event, Fence, Gone, Lease, Machine, OnGpu, OnHost,
-    Outcome, Place, RecordState, Redeemed, Refusal, Refused, RestoreTarget, SlotIndex, Span,
-    Stimulus, Ticket, TicketId, Time,
+    Outcome, Place, PlantedFault, RecordState, Redeemed, Refusal, Refused, RestoreTarget,
+    SlotIndex, Span, Stimulus, Ticket, TicketId, Time,
 };
 
 impl Machine {
@@ -67,6 +67,9 @@ impl Machine {
             .min(cap);
         let free = cap - self.reserved_bytes;
         if needed > free {
+            if PlantedFault::LeakSlotOnRefusal.is_on() {
+                self.host.take();
+            }
             self.stats.inflight_backpressure += 1;
             self.events.push_back(Event::InflightBackpressure);
             return Err(Refusal::Inflight { needed, free });
@@ -97,6 +100,9 @@ impl Machine {
             self.gpu
                 .pass(block, BlockState::Allocated, BlockState::Evicting);
             self.record_mut(lease.index).cells[cell as usize].slot = Some(slot);
+            if PlantedFault::FreeBlocksAtSubmit.is_on() {
+                self.gpu.plant_free(block);
+            }
             moves.push(CellMove {
                 cell,
                 place: BlockMove { block, slot },
@@ -240,6 +246,9 @@ impl Machine {
             self.record_mut(lease.index).cells[*cell as usize].block = Some(place.block);
         }
         self.advance(lease.index, Stimulus::SubmitIn);
+        if PlantedFault::PublishBeforeDone.is_on() {
+            self.record_mut(lease.index).publish();
+        }
         self.stats.back_in.started += 1;
         let id = self.start(
             now,
@@ -301,7 +310,8 @@ impl Machine {
             fault: None,
             last_completed_at: now,
             bytes_done: 0,
-            checksum: self.config.checksum == Checksum::On,
+            checksum: self.config.checksum == Checksum::On
+                && !(direction == Direction::In && PlantedFault::SkipVerify.is_on()),
             cancelled: false,
         };
         self.reserved_bytes += reserved_bytes;

@@ -70,6 +70,11 @@ impl GpuPool {
         }
     }
 
+    /// Puts a block that is still held into the free list: a planted fault.
+    pub(crate) fn plant_free(&mut self, block: BlockId) {
+        self.free.push(block);
+    }
+
     fn set(&mut self, block: BlockId, from: BlockState, to: BlockState) {
         use BlockState as B;
         let state = &mut self.states[block.value() as usize];

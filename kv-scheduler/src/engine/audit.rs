@@ -4,18 +4,67 @@ use std::collections::BTreeSet;
 
 use kv_core::Backend;
 
-use super::Engine;
+use super::{Engine, GroupIndex};
 use crate::Executor;
 use crate::group::Phase;
 
+/// What the last pass knew when it made room, counted apart from what it decided with.
+#[derive(Debug, Default)]
+pub(super) struct RoomLog {
+    wanted: u32,
+    free: u32,
+    leaving: u32,
+    /// Per victim: what it needn't have any more, and what it gives back.
+    victims: Vec<(u32, u32)>,
+}
+
+impl RoomLog {
+    /// Never more than the shortfall: without the last victim it would not have been enough.
+    fn check(&self) -> Result<(), String> {
+        let Some((_, before_last)) = self.victims.split_last() else {
+            return Ok(());
+        };
+        let given: u32 = before_last.iter().map(|&(_, held)| held).sum();
+        let spared: u32 = before_last.iter().map(|&(freed, _)| freed).sum();
+        let supply = self.free + self.leaving + given;
+        let wanted = self.wanted.saturating_sub(spared);
+        if wanted <= supply {
+            return Err(format!("more victims than the shortfall needed: {self:?}"));
+        }
+        Ok(())
+    }
+}
+
 impl<E: Executor, B: Backend> Engine<E, B> {
-    /// Checks I01 to I06 over machine and queues.
+    pub(super) fn log_room(&mut self, wanted: u32) {
+        let gpu = self.machine.stats().gpu;
+        self.room = RoomLog {
+            wanted,
+            free: gpu.free,
+            leaving: gpu.evicting,
+            victims: Vec::new(),
+        };
+    }
+
+    pub(super) fn log_victim(&mut self, freed: u32, held: u32) {
+        self.room.victims.push((freed, held));
+    }
+
+    pub(super) fn blocks_of(&self, index: GroupIndex) -> u32 {
+        match &self.group(index).phase {
+            Phase::Running(lease) => self.machine.blocks(lease),
+            _ => 0,
+        }
+    }
+
+    /// Checks I01 to I07 over machine and queues.
     ///
     /// # Errors
     ///
     /// Says which invariant does not hold, and where.
     pub fn audit(&self) -> Result<(), String> {
         self.machine.audit()?;
+        self.room.check()?;
         let waiting: BTreeSet<_> = self.waiting.iter().copied().collect();
         let parked: BTreeSet<_> = self.parked.iter().copied().collect();
         let mut under_way = 0;

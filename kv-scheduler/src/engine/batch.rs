@@ -1,6 +1,6 @@
 //! The rows of a step: decode rows of running groups, then prefill chunks.
 
-use kv_core::{Backend, Choice, Machine};
+use kv_core::{Backend, Choice, Machine, PlantedFault};
 
 use super::{Engine, GroupIndex};
 use crate::group::{Group, Phase};
@@ -89,6 +89,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             }
         }
         match machine.append(lease, choice, tokens) {
+            Ok(Some(_)) if PlantedFault::ForgetCopyOnWrite.is_on() => {}
             Ok(copy) => plan.copies.extend(copy.map(|c| BlockCopy {
                 from: c.from,
                 to: c.to,

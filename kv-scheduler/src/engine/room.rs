@@ -1,6 +1,8 @@
 //! Who comes back, and who leaves when blocks are short.
 
-use kv_core::{Backend, Direction, Lease, OnGpu, Place, Refusal, Refused, Span, Time};
+use kv_core::{
+    Backend, Direction, Lease, OnGpu, Place, PlantedFault, Refusal, Refused, Span, Time,
+};
 
 use super::{Engine, GroupIndex};
 use crate::group::{Group, Phase};
@@ -147,11 +149,15 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         let further = self.config.lookahead_tokens;
         let mut tried = Vec::new();
         let mut wanted = self.want_of_running(further);
+        #[cfg(any(test, feature = "testing"))]
+        self.log_room(wanted);
         while self.running.len() > 1 {
-            let supply = self
-                .machine
-                .free_blocks()
-                .saturating_add(self.machine.arriving_blocks());
+            let coming_back = if PlantedFault::NoArrivingCredit.is_on() {
+                0
+            } else {
+                self.machine.arriving_blocks()
+            };
+            let supply = self.machine.free_blocks().saturating_add(coming_back);
             if wanted <= supply {
                 break;
             }
@@ -163,8 +169,12 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 Phase::Running(lease) => self.want(group, lease, further),
                 _ => 0,
             };
+            #[cfg(any(test, feature = "testing"))]
+            let held = self.blocks_of(victim);
             match self.evict(now, victim) {
                 Evicted::Yes => {
+                    #[cfg(any(test, feature = "testing"))]
+                    self.log_victim(freed, held);
                     left += 1;
                     wanted -= freed;
                 }
@@ -183,7 +193,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     fn victim(&self, now: Time, tried: &[GroupIndex]) -> Option<GroupIndex> {
         let eligible = |index: &GroupIndex| {
             let group = self.group(*index);
-            group.touched_in_pass != self.pass
+            (group.touched_in_pass != self.pass || PlantedFault::SamePassVictim.is_on())
                 && now >= group.not_before
                 && !tried.contains(index)
                 && self.holds_blocks(group)

@@ -35,7 +35,8 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         }
         // What was freed or failed meanwhile may have left commands behind.
         self.pump(now);
-        if progress > 0 {
+        let lost = kv_core::PlantedFault::LoseWakeUp.is_on() && plan.rows.is_empty();
+        if progress > 0 && !lost {
             return Next::Again;
         }
         let until = self.wait_until(now);

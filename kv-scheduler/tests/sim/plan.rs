@@ -103,31 +103,7 @@ impl Plan {
             assumed_rate: 1 << 20,
         };
         let max_batch_size = between(rng, 3, 12);
-        let engine = EngineConfig {
-            max_batch_size,
-            max_tokens_per_step: between(rng, max_batch_size, 64),
-            prefill_chunk: between(rng, 1, 24),
-            max_seq_len: 512,
-            max_waiting: 0,
-            max_n: 4,
-            swap: if rng.chance(900) {
-                SwapPolicy::On
-            } else {
-                SwapPolicy::Off
-            },
-            victim: [
-                VictimPolicy::Newest,
-                VictimPolicy::Oldest,
-                VictimPolicy::Cost,
-            ][rng.index(3)],
-            max_retries: between(rng, 0, 3),
-            retry_backoff: Span::from_millis(5),
-            lookahead_tokens: between(rng, 0, 6),
-            watermark_permille: [0, 0, 50, 200][rng.index(4)],
-            slice: rng.chance(300).then(|| millis(rng, 200)),
-            max_swaps: [1_000, 3, 0][rng.index(3)],
-            resume_slack_tokens: between(rng, 0, 20),
-        };
+        let engine = Self::engine(rng, max_batch_size);
         let oracle = OracleConfig {
             vocab: 4_096,
             eos: Some(TokenId(1)),
@@ -164,6 +140,34 @@ impl Plan {
             step_span: millis(rng, 12) + Span::from_nanos(1),
             shape,
             layout,
+        }
+    }
+
+    fn engine(rng: &mut Rng, max_batch_size: u32) -> EngineConfig {
+        EngineConfig {
+            max_batch_size,
+            max_tokens_per_step: between(rng, max_batch_size, 64),
+            prefill_chunk: between(rng, 1, 24),
+            max_seq_len: 512,
+            max_waiting: 0,
+            max_n: 4,
+            swap: if rng.chance(900) {
+                SwapPolicy::On
+            } else {
+                SwapPolicy::Off
+            },
+            victim: [
+                VictimPolicy::Newest,
+                VictimPolicy::Oldest,
+                VictimPolicy::Cost,
+            ][rng.index(3)],
+            max_retries: between(rng, 0, 3),
+            retry_backoff: Span::from_millis(5),
+            lookahead_tokens: between(rng, 0, 6),
+            watermark_permille: [0, 0, 50, 200][rng.index(4)],
+            slice: rng.chance(300).then(|| millis(rng, 200)),
+            max_swaps: [1_000, 3, 0][rng.index(3)],
+            resume_slack_tokens: between(rng, 0, 20),
         }
     }
 
