@@ -171,7 +171,7 @@ mod tests {
                     kv_pause_seconds_bucket{le=\"0.1\"} 0\n\
                     kv_pause_seconds_bucket{le=\"0.2\"} 10\n\
                     kv_pause_seconds_bucket{le=\"+Inf\"} 10\n";
-        let buckets = buckets(text, "kv_request_pause_seconds");
+        let buckets = buckets(text, "kv_pause_seconds");
         assert_eq!(buckets.len(), 3);
         let near =
             |share, expected: f64| (quantile(&buckets, share).unwrap() - expected).abs() < 1e-9;

@@ -149,12 +149,14 @@ fn ledger(sources: &[Source]) -> Vec<Finding> {
         return vec![Finding::new(page, 1, "is missing")];
     };
     let listed: BTreeSet<&str> = policy::UNSAFE_FILES.iter().copied().collect();
-    let named: BTreeSet<&str> = ledger
+    // One section per file, with the file as its heading.
+    let headings = ledger
         .text
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .filter(|code| is_source_path(code))
+        .lines()
+        .filter_map(|line| line.strip_prefix("## "));
+    let named: BTreeSet<&str> = headings
+        .map(str::trim)
+        .filter(|name| is_source(name))
         .collect();
     let mut findings = Vec::new();
     for file in listed.difference(&named) {
@@ -185,8 +187,8 @@ fn ledger(sources: &[Source]) -> Vec<Finding> {
     findings
 }
 
-fn is_source_path(code: &str) -> bool {
-    code.contains('/') && Path::new(code).extension().is_some_and(|end| end == "rs")
+fn is_source(name: &str) -> bool {
+    Path::new(name).extension().is_some_and(|end| end == "rs")
 }
 
 #[cfg(test)]
