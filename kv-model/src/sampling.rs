@@ -134,7 +134,7 @@ impl Sampler {
         let logprob = |logit: f32| rounded(f64::from(logit) - f64::from(max) - log_sum);
         let top = self
             .candidates
-            .top(logits, max, top as usize, 1.0)
+            .top(logits, max, top as usize)
             .iter()
             .filter(|ranked| ranked.logit > f32::NEG_INFINITY)
             .map(|ranked| (TokenId(ranked.token), logprob(ranked.logit)))

@@ -8,7 +8,8 @@ use kv_core::host::PlainMemory;
 use kv_core::{BlockId, Choice, Layout, RowGroup, Span};
 use kv_model::oracle::{Oracle, OracleConfig, OracleError, OracleScript, ScriptEnd};
 use kv_scheduler::{
-    Batch, BatchRow, BlockCopy, ExecuteError, Executor, RequestId, Sample, SamplingParams, TokenId,
+    Batch, BatchRow, BlockCopy, ExecuteError, Executor, RequestId, Sample, Sampled, SamplingParams,
+    TokenId,
 };
 use proptest::prelude::*;
 
@@ -150,6 +151,17 @@ impl World {
                 .output
                 .extend(sampled.unwrap().iter().map(|sampled| sampled.token));
         }
+    }
+
+    /// Runs one step; returns the tokens of each row.
+    fn sample(&mut self, copies: &[BlockCopy], rows: &[BatchRow<'_>]) -> Vec<Vec<TokenId>> {
+        let output = self.oracle.execute(&Batch { copies, rows }).unwrap();
+        let tokens = |row: Vec<Sampled>| row.into_iter().map(|sampled| sampled.token).collect();
+        output
+            .rows
+            .into_iter()
+            .map(|row| tokens(row.unwrap()))
+            .collect()
     }
 
     /// Runs one sequence until it has `count` tokens.
@@ -309,104 +321,116 @@ fn damage(
     *byte = change(*byte);
 }
 
-/// The prompt runs once, as choice 0; then each choice has its own copy of the last prompt block.
+/// Three choices after a prompt of six tokens in blocks of four: each has emitted one token, and
+/// the second block, half full of the prompt, is to be copied for the choices 1 and 2.
+struct Parted {
+    prompt: Vec<TokenId>,
+    first: Vec<[TokenId; 1]>,
+    tables: [[BlockId; 2]; 3],
+    params: SamplingParams,
+}
+
+impl Parted {
+    const COPIES: [BlockCopy; 2] = [
+        BlockCopy {
+            from: BlockId::new(1),
+            to: BlockId::new(2),
+        },
+        BlockCopy {
+            from: BlockId::new(1),
+            to: BlockId::new(3),
+        },
+    ];
+
+    /// Runs the prompt once, as choice 0, and samples three times.
+    fn new(world: &mut World) -> Self {
+        let mut parted = Self {
+            prompt: (0..6).map(TokenId).collect(),
+            first: Vec::new(),
+            tables: [[0, 1], [0, 2], [0, 3]].map(|table| table.map(BlockId::new)),
+            params: SamplingParams::default(),
+        };
+        let row = BatchRow {
+            position: 0,
+            tokens: &parted.prompt,
+            samples: (0..3).map(|choice| parted.sample(choice, &[])).collect(),
+            ..parted.row(0, &[])
+        };
+        parted.first = world.sample(&[], &[row])[0]
+            .iter()
+            .map(|&token| [token])
+            .collect();
+        parted
+    }
+
+    fn sample<'a>(&'a self, choice: u32, output: &'a [TokenId]) -> Sample<'a> {
+        Sample {
+            choice: Choice::new(choice),
+            params: &self.params,
+            output,
+        }
+    }
+
+    fn row<'a>(&'a self, choice: u32, output: &'a [TokenId]) -> BatchRow<'a> {
+        BatchRow {
+            request: RequestId(1),
+            choice: Choice::new(choice),
+            blocks: &self.tables[choice as usize],
+            position: 6,
+            tokens: output,
+            prompt: &self.prompt,
+            samples: vec![self.sample(choice, output)],
+        }
+    }
+
+    /// Runs each choice's first token.
+    fn second(&self, world: &mut World, copies: &[BlockCopy]) -> Vec<TokenId> {
+        let rows: Vec<_> = (0..)
+            .zip(&self.first)
+            .map(|(choice, output)| self.row(choice, output))
+            .collect();
+        world
+            .sample(copies, &rows)
+            .iter()
+            .map(|row| row[0])
+            .collect()
+    }
+}
+
 #[test]
 fn i10_choices_share_a_prompt_and_part_by_copy_on_write() {
     let prompt: Vec<u32> = (0..6).collect();
     let mut world = World::plain(layout(0, 4));
-    let tokens: Vec<_> = prompt.iter().copied().map(TokenId).collect();
-    let params = SamplingParams::default();
-    let sample = |choice| Sample {
-        choice: Choice::new(choice),
-        params: &params,
-        output: &[],
+    let parted = Parted::new(&mut world);
+    let [[a], [b], [c]] = parted.first[..] else {
+        panic!("three choices")
     };
-    let shared = [0, 1].map(BlockId::new);
-    let row = BatchRow {
-        request: RequestId(1),
-        choice: Choice::new(0),
-        blocks: &shared,
-        position: 0,
-        tokens: &tokens,
-        prompt: &tokens,
-        samples: vec![sample(0), sample(1), sample(2)],
-    };
-    let output = world
-        .oracle
-        .execute(&Batch {
-            copies: &[],
-            rows: &[row],
-        })
-        .unwrap();
-    let first: Vec<_> = output.rows[0]
-        .as_ref()
-        .unwrap()
-        .iter()
-        .map(|sampled| sampled.token)
-        .collect();
-    assert!(first[0] != first[1] && first[1] != first[2] && first[0] != first[2]);
-    assert_eq!(first[0], alone(layout(0, 4), &prompt, 1)[0]);
-
-    // The second block has two prompt positions: it is copied for the choices 1 and 2.
-    let tables = [[0, 1], [0, 2], [0, 3]].map(|table| table.map(BlockId::new));
-    let copies = [2, 3].map(|to| BlockCopy {
-        from: BlockId::new(1),
-        to: BlockId::new(to),
-    });
-    let emitted: Vec<_> = first.iter().map(|&token| [token]).collect();
-    let rows: Vec<_> = (0..3)
-        .map(|index| BatchRow {
-            request: RequestId(1),
-            choice: Choice::new(u32::try_from(index).unwrap()),
-            blocks: &tables[index],
-            position: 6,
-            tokens: &emitted[index],
-            prompt: &tokens,
-            samples: vec![Sample {
-                choice: Choice::new(u32::try_from(index).unwrap()),
-                params: &params,
-                output: &emitted[index],
-            }],
-        })
-        .collect();
-    let output = world
-        .oracle
-        .execute(&Batch {
-            copies: &copies,
-            rows: &rows,
-        })
-        .unwrap();
-    let second: Vec<_> = output
-        .rows
-        .iter()
-        .map(|row| row.as_ref().unwrap()[0].token)
-        .collect();
-    assert_eq!(second[0], alone(layout(0, 4), &prompt, 2)[1]);
+    assert!(a != b && b != c && c != a);
+    let second = parted.second(&mut world, &Parted::COPIES);
+    assert_eq!([a, second[0]], alone(layout(0, 4), &prompt, 2)[..]);
 
     // Each choice recomputed alone, without a shared block, says the same.
-    for index in 0..3 {
+    for (choice, output) in (0..).zip(&parted.first) {
         let mut sequence = Sequence::new(1, &prompt, 8..12);
         world.step(&mut [&mut sequence], 6);
-        sequence.choice = Choice::new(u32::try_from(index).unwrap());
-        sequence.output = vec![first[index]];
+        sequence.choice = Choice::new(choice);
+        sequence.output = output.to_vec();
         world.step(&mut [&mut sequence], 1);
-        assert_eq!(sequence.output[1], second[index], "choice {index}");
+        assert_eq!(
+            sequence.output[1], second[choice as usize],
+            "choice {choice}"
+        );
     }
+}
 
-    // Without the copies the new blocks lack the prompt's positions, and it shows.
-    let mut world = World::plain(layout(0, 4));
-    let mut sequence = Sequence::new(1, &prompt, 0..2);
-    world.step(&mut [&mut sequence], 6);
-    let output = world
-        .oracle
-        .execute(&Batch {
-            copies: &[],
-            rows: &rows[1..],
-        })
-        .unwrap();
-    for (row, right) in output.rows.iter().zip(&second[1..]) {
-        assert_ne!(row.as_ref().unwrap()[0].token, *right);
-    }
+#[test]
+fn i09_a_missing_copy_on_write_shows() {
+    let mut right = World::plain(layout(0, 4));
+    let right = Parted::new(&mut right).second(&mut right, &Parted::COPIES);
+    let mut wrong = World::plain(layout(0, 4));
+    let wrong = Parted::new(&mut wrong).second(&mut wrong, &[]);
+    assert_eq!(right[0], wrong[0], "choice 0 keeps its block");
+    assert!(right[1] != wrong[1] && right[2] != wrong[2]);
 }
 
 #[test]
@@ -459,117 +483,49 @@ fn a_busy_block_fails_the_step_and_ends_it() {
 
 #[test]
 fn broken_batches_are_refused() {
+    const FAR: [BlockId; 2] = [BlockId::new(0), BlockId::new(BLOCKS)];
     let mut world = World::plain(layout(0, 4));
-    let tokens = [1, 2, 3, 4, 5].map(TokenId);
-    let blocks = [0, 1].map(BlockId::new);
-    let params = SamplingParams::default();
-    let sample = Sample {
-        choice: Choice::new(0),
-        params: &params,
-        output: &[],
-    };
-    let good = BatchRow {
-        request: RequestId(0),
-        choice: Choice::new(0),
-        blocks: &blocks,
-        position: 0,
-        tokens: &tokens,
-        prompt: &tokens,
-        samples: vec![sample],
-    };
-    let far = [0, BLOCKS].map(BlockId::new);
-    let emitted = [TokenId(9)];
-    let output = [TokenId(8)];
-    let broken = [
-        (
-            BatchRow {
-                tokens: &[],
-                ..good.clone()
-            },
-            "without tokens",
-        ),
-        (
-            BatchRow {
-                blocks: &blocks[..1],
-                ..good.clone()
-            },
-            "1 blocks in the table",
-        ),
-        (
-            BatchRow {
-                blocks: &far,
-                ..good.clone()
-            },
-            "of a pool of 64",
-        ),
-        (
-            BatchRow {
-                position: 1,
-                tokens: &tokens[..4],
-                ..good.clone()
-            },
-            "those of the prompt",
-        ),
-        (
-            BatchRow {
-                tokens: &tokens[..4],
-                ..good.clone()
-            },
-            "a sample after 5 tokens",
-        ),
-        (
-            BatchRow {
-                position: 5,
-                tokens: &emitted,
-                samples: vec![Sample {
-                    output: &output,
-                    ..sample
-                }],
-                ..good.clone()
-            },
-            "those emitted",
-        ),
-    ];
-    for (row, what) in broken {
-        let error = world
-            .oracle
-            .execute(&Batch {
-                copies: &[],
-                rows: &[row],
-            })
-            .unwrap_err();
+    let parted = Parted::new(&mut world);
+    let mut refused = |copies: &[BlockCopy], rows: &[BatchRow<'_>], what: &str| {
+        let error = world.oracle.execute(&Batch { copies, rows }).unwrap_err();
         assert!(error.what.contains(what), "{error}, not {what}");
-    }
-    let twice = [good.clone(), good.clone()];
-    let error = world
-        .oracle
-        .execute(&Batch {
-            copies: &[],
-            rows: &twice,
-        })
-        .unwrap_err();
-    assert!(error.what.contains("two rows write"), "{error}");
-    let itself = [BlockCopy {
-        from: BlockId::new(3),
-        to: BlockId::new(3),
-    }];
-    let error = world
-        .oracle
-        .execute(&Batch {
-            copies: &itself,
-            rows: &[],
-        })
-        .unwrap_err();
-    assert!(error.what.contains("copied to itself"), "{error}");
-    assert!(
-        world
-            .oracle
-            .execute(&Batch {
-                copies: &[],
-                rows: &[good]
-            })
-            .is_ok()
+    };
+    let output = [TokenId(9)];
+    let good = parted.row(0, &output);
+    let row = |change: &dyn Fn(&mut BatchRow<'_>)| {
+        let mut row = good.clone();
+        change(&mut row);
+        [row]
+    };
+    refused(&[], &row(&|row| row.tokens = &[]), "without tokens");
+    refused(
+        &[],
+        &row(&|row| row.blocks = &row.blocks[..1]),
+        "1 blocks in the table",
     );
+    refused(&[], &row(&|row| row.blocks = &FAR), "of a pool");
+    refused(&[], &row(&|row| row.position = 5), "those of the prompt");
+    refused(
+        &[],
+        &row(&|row| row.samples[0].output = &[]),
+        "a sample after 6 tokens",
+    );
+    refused(
+        &[],
+        &row(&|row| row.tokens = &[TokenId(8)]),
+        "those emitted",
+    );
+    refused(&[], &[good.clone(), good.clone()], "two rows write");
+    let block = BlockId::new(3);
+    refused(
+        &[BlockCopy {
+            from: block,
+            to: block,
+        }],
+        &[],
+        "copied to itself",
+    );
+    world.sample(&[], &[good]);
 }
 
 fn scripted(end: ScriptEnd) -> World {
