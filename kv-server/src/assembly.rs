@@ -1,6 +1,7 @@
 //! Puts a server's inside together from its configuration: model, pool, machine, backend, engine.
 
 mod gguf;
+mod timed;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,13 +12,15 @@ use kv_model::chat::ChatTemplate;
 use kv_model::oracle::{Oracle, OracleConfig};
 use kv_model::tokenizer::OracleTokenizer;
 use kv_scheduler::{Engine, EngineConfig, EngineConfigError, Executor};
+use kv_telemetry::{Identity, Telemetry};
 
+use self::timed::Timed;
 use crate::api::params::Limits;
 use crate::clock::Clock;
 use crate::config::{Checksum, Config, Fallback, ModelChoice, SwapConfig, SwapMode};
 use crate::engine_thread::EnginePort;
 use crate::state::{AppState, Sizes, SwapFacts};
-use crate::telemetry::{Metrics, Recorder};
+use crate::telemetry::{Recorder, StallMeter};
 use crate::text::Text;
 
 /// Words of the oracle's vocabulary, besides the bytes.
@@ -146,7 +149,14 @@ pub(crate) fn assemble(config: &Config, model: Model) -> Result<AppState, Assemb
     let clock = Clock::start();
     let port = EnginePort::new(clock);
     let max_seq_len = sequence_limit(config, model.context)?;
-    let (mut backend, host, swap) = backend(config, &model.memory, clock)?;
+    let (inner, host, swap) = backend(config, &model.memory, clock)?;
+    let stalls = Arc::new(StallMeter::default());
+    let meter = Arc::clone(&stalls);
+    let mut backend = Timed {
+        inner,
+        clock,
+        meter,
+    };
     backend.set_waker(port.waker());
     let machine = machine(config, model.memory.layout(), host)?;
     let engine_config = EngineConfig {
@@ -155,9 +165,19 @@ pub(crate) fn assemble(config: &Config, model: Model) -> Result<AppState, Assemb
     };
     let engine = Engine::new(engine_config, machine, model.executor, backend)
         .map_err(|error| engine_flag(&error))?;
-    let metrics = Arc::new(Metrics::default());
+    let telemetry = Arc::new(Telemetry::new(&Identity {
+        version: env!("CARGO_PKG_VERSION"),
+        mode: swap.mode.name(),
+        configured_mode: config.swap.mode.name(),
+        fallback: swap
+            .fallback_reason
+            .as_ref()
+            .map_or("", |_| "no_copy_threads"),
+        ..Identity::default()
+    }));
+    let recorder = Recorder::new(Arc::clone(&telemetry));
     let engine = port
-        .start(engine, Recorder::new(Arc::clone(&metrics)))
+        .start(engine, recorder, stalls)
         .map_err(AssemblyError::Thread)?;
     let limits = Limits {
         model: model.name,
@@ -177,7 +197,7 @@ pub(crate) fn assemble(config: &Config, model: Model) -> Result<AppState, Assemb
         limits,
         sizes,
         swap,
-        metrics,
+        telemetry,
     ))
 }
 

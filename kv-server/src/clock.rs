@@ -6,7 +6,7 @@ use kv_core::Time;
 
 /// Tells the time since it was made.
 #[derive(Clone, Copy, Debug)]
-pub struct Clock {
+pub(crate) struct Clock {
     origin: Instant,
 }
 
@@ -14,7 +14,7 @@ impl Clock {
     /// A clock that starts at [`Time::ZERO`] now.
     #[must_use]
     #[expect(clippy::disallowed_methods, reason = "this is the one clock")]
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         Self {
             origin: Instant::now(),
         }
@@ -22,7 +22,7 @@ impl Clock {
 
     /// The time now.
     #[must_use]
-    pub fn now(&self) -> Time {
+    pub(crate) fn now(&self) -> Time {
         let nanos = self.origin.elapsed().as_nanos();
         Time::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }

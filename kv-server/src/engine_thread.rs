@@ -19,14 +19,16 @@ use std::task::{Wake, Waker};
 use std::thread;
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
-use kv_core::{Backend, Choice, Closed, Event, Refused, Span, Time};
+use kv_core::{Backend, Choice, Closed, Event, Span, Time};
 use kv_scheduler::{Engine, EngineStats, Executor, Next, Output, Rejection, Request, RequestId};
+use kv_telemetry::Ended;
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
 pub(crate) use self::live::{Finish, Piece, TextRules, TokenReport, Update};
 use self::live::{Live, Verdict};
 use crate::clock::Clock;
+use crate::telemetry::StallMeter;
 
 /// How long the end waits for running copies.
 const CLOSE_LIMIT: Span = Span::from_secs(5);
@@ -119,7 +121,7 @@ impl Wake for WakeSignal {
 /// The engine as this thread sees it. A trait, so that tests can have it fail in ways in which
 /// the real one doesn't.
 pub(crate) trait Core: Send + 'static {
-    fn submit(&mut self, now: Time, request: Request) -> Result<(), Refused<Request, Rejection>>;
+    fn submit(&mut self, now: Time, request: Request) -> Result<(), Rejection>;
     fn cancel(&mut self, now: Time, id: RequestId) -> bool;
     fn stop(&mut self, now: Time, id: RequestId, choice: Choice);
     fn step(&mut self, now: Time, outputs: &mut Vec<Output>) -> Next;
@@ -131,8 +133,8 @@ pub(crate) trait Core: Send + 'static {
 }
 
 impl<E: Executor + Send + 'static, B: Backend + Send + 'static> Core for Engine<E, B> {
-    fn submit(&mut self, now: Time, request: Request) -> Result<(), Refused<Request, Rejection>> {
-        Self::submit(self, now, request)
+    fn submit(&mut self, now: Time, request: Request) -> Result<(), Rejection> {
+        Self::submit(self, now, request).map_err(|refused| refused.why)
     }
 
     fn cancel(&mut self, now: Time, id: RequestId) -> bool {
@@ -174,8 +176,8 @@ pub(crate) trait Observer: Send + 'static {
     fn turn(&mut self, now: Time, turn: &Turn<'_>);
     /// A request was accepted.
     fn accepted(&mut self, now: Time, id: RequestId);
-    /// A request is over, for whatever reason.
-    fn over(&mut self, id: RequestId);
+    /// A request is over.
+    fn over(&mut self, now: Time, id: RequestId, how: Ended);
 }
 
 /// What one turn brought.
@@ -184,6 +186,10 @@ pub(crate) struct Turn<'a> {
     pub(crate) outputs: &'a [Output],
     pub(crate) events: &'a [Event],
     pub(crate) snapshot: &'a Snapshot,
+    /// How long it took.
+    pub(crate) span: Span,
+    /// How long of that the thread was inside the backend.
+    pub(crate) stall: Span,
 }
 
 /// The way to the engine thread.
@@ -241,6 +247,7 @@ impl EnginePort {
         self,
         core: impl Core,
         observer: impl Observer,
+        stalls: Arc<StallMeter>,
     ) -> std::io::Result<EngineHandle> {
         let shared = Arc::new(Shared {
             clock: self.clock,
@@ -259,6 +266,7 @@ impl EnginePort {
         let driver = Driver {
             core,
             observer,
+            stalls,
             receiver: self.receiver,
             signal: self.signal,
             shared,
@@ -351,6 +359,7 @@ impl EngineHandle {
 struct Driver<C, O> {
     core: C,
     observer: O,
+    stalls: Arc<StallMeter>,
     receiver: Receiver<Message>,
     signal: Arc<WakeSignal>,
     shared: Arc<Shared>,
@@ -409,7 +418,7 @@ impl<C: Core, O: Observer> Driver<C, O> {
                 .turn_since
                 .store(now.as_nanos().saturating_add(1), Ordering::Release);
             next = self.core.step(now, &mut self.outputs);
-            self.deliver(live);
+            self.deliver(now, live);
             if self.draining && self.core.is_idle() {
                 break;
             }
@@ -476,7 +485,7 @@ impl<C: Core, O: Observer> Driver<C, O> {
             Message::Cancel(id) => {
                 if live.remove(&id).is_some() {
                     self.core.cancel(now, id);
-                    self.observer.over(id);
+                    self.observer.over(now, id, Ended::Cancelled);
                 }
             }
             Message::Drain => {
@@ -499,10 +508,7 @@ impl<C: Core, O: Observer> Driver<C, O> {
             answer,
         } = submission;
         let (id, n) = (request.id, request.n);
-        let result = self
-            .core
-            .submit(now, request)
-            .map_err(|refused| refused.why);
+        let result = self.core.submit(now, request);
         if result.is_ok() {
             live.insert(id, Live::new(rules, updates, first_index, n));
             self.observer.accepted(now, id);
@@ -512,12 +518,12 @@ impl<C: Core, O: Observer> Driver<C, O> {
         if answer.send(result).is_err() && accepted {
             live.remove(&id);
             self.core.cancel(now, id);
-            self.observer.over(id);
+            self.observer.over(now, id, Ended::Cancelled);
         }
     }
 
     /// Turns what a step brought into text, and publishes the numbers.
-    fn deliver(&mut self, live: &mut BTreeMap<RequestId, Live>) {
+    fn deliver(&mut self, started: Time, live: &mut BTreeMap<RequestId, Live>) {
         let now = self.shared.clock.now();
         let mut outputs = std::mem::take(&mut self.outputs);
         self.core.drain_events(&mut self.events);
@@ -526,6 +532,8 @@ impl<C: Core, O: Observer> Driver<C, O> {
             outputs: &outputs,
             events: &self.events,
             snapshot: &snapshot,
+            span: now.since(started),
+            stall: self.stalls.take(),
         };
         self.observer.turn(now, &turn);
         self.events.clear();
@@ -545,20 +553,20 @@ impl<C: Core, O: Observer> Driver<C, O> {
                         Verdict::Gone => {
                             live.remove(&id);
                             self.core.cancel(now, id);
-                            self.observer.over(id);
+                            self.observer.over(now, id, Ended::Cancelled);
                             continue;
                         }
                         Verdict::StopChoice => self.core.stop(now, id, choice),
                     }
                     if request.is_over() {
                         live.remove(&id);
-                        self.observer.over(id);
+                        self.observer.over(now, id, Ended::Finished);
                     }
                 }
                 Output::Failed { request: id, what } => {
                     tracing::error!(%what, "a request failed");
                     if let Some(request) = live.remove(&id) {
-                        self.observer.over(id);
+                        self.observer.over(now, id, Ended::Failed);
                         if request.tell(Update::Failed).is_err() {
                             tracing::debug!("a client left before it could be told");
                         }

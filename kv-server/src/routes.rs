@@ -11,11 +11,12 @@ mod stream;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::{HeaderName, HeaderValue, Method, Uri, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
+use kv_telemetry::Route;
 
 use crate::api::answer::Head;
 use crate::api::json::{self, Fields};
@@ -41,6 +42,7 @@ pub(crate) fn router(state: Arc<AppState>) -> Router {
         .route("/admin/stats", get(stats::handle))
         .fallback(no_such_path)
         .method_not_allowed_fallback(method_not_allowed)
+        .layer(middleware::from_fn_with_state(Arc::clone(&state), count))
         .layer(middleware::from_fn(echo_request_id))
         .with_state(state)
 }
@@ -65,6 +67,24 @@ async fn echo_request_id(request: Request, next: Next) -> Response {
     if let Some(id) = id {
         response.headers_mut().insert(NAME, id);
     }
+    response
+}
+
+/// Counts answers by route and status.
+async fn count(State(state): State<Arc<AppState>>, request: Request, next: Next) -> Response {
+    let route = match request.uri().path() {
+        "/v1/chat/completions" => Route::Chat,
+        "/v1/completions" => Route::Completions,
+        "/health" => Route::Health,
+        "/metrics" => Route::Metrics,
+        path if path.starts_with("/v1/models") => Route::Models,
+        path if path.starts_with("/admin/") => Route::Admin,
+        _ => Route::Other,
+    };
+    let response = next.run(request).await;
+    state
+        .telemetry
+        .count_response(route, response.status().as_u16());
     response
 }
 

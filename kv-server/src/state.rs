@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use kv_scheduler::RequestId;
+use kv_telemetry::Telemetry;
 use tokio::sync::Semaphore;
 
 use crate::api::params::Limits;
 use crate::config::SwapMode;
 use crate::engine_thread::{EngineHandle, Health};
 use crate::error::ApiError;
-use crate::telemetry::Metrics;
 use crate::text::Text;
 
 /// Bytes of request bodies that may be in memory at the same time, at least.
@@ -49,7 +49,7 @@ pub(crate) struct AppState {
     pub(crate) limits: Limits,
     pub(crate) sizes: Sizes,
     pub(crate) swap: SwapFacts,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) telemetry: Arc<Telemetry>,
     /// When the model was loaded, seconds since 1970.
     pub(crate) created: u64,
     /// One permit per request that the engine has not answered yet.
@@ -69,7 +69,7 @@ impl AppState {
         limits: Limits,
         sizes: Sizes,
         swap: SwapFacts,
-        metrics: Arc<Metrics>,
+        telemetry: Arc<Telemetry>,
     ) -> Self {
         let door_max = match sizes.max_waiting {
             0 => DOOR_UNLIMITED,
@@ -82,7 +82,7 @@ impl AppState {
             limits,
             sizes,
             swap,
-            metrics,
+            telemetry,
             created: crate::clock::epoch_s(),
             door: Semaphore::new(door_max as usize),
             door_max,

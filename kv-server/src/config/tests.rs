@@ -118,44 +118,46 @@ fn sizes_and_times_have_units() {
     assert_eq!(read("1500ms"), Duration::from_millis(1500));
 }
 
+/// Each with one thing wrong; the first lacks the model.
+const WRONG: &[&[&str]] = &[
+    &[],
+    &["--port", "70000"],
+    &["--host", ""],
+    &["--gpu-blocks", "0"],
+    &["--gpu-blocks", "-1"],
+    &["--gpu-blocks", "many"],
+    &["--block-tokens", "0"],
+    &["--max-batch-size", "0"],
+    &["--max-tokens-per-step", "0"],
+    &["--max-seq-len", "0"],
+    &["--prefill-chunk", "0"],
+    &["--max-waiting-requests", "-1"],
+    &["--max-n", "0"],
+    &["--kv-swap-mode", "fast"],
+    &["--kv-swap-host-memory-bytes", "0"],
+    &["--kv-swap-host-memory-bytes", "2 apples"],
+    &["--kv-swap-max-inflight-bytes", "0"],
+    &["--kv-swap-max-inflight-bytes", "1GiB"],
+    &["--kv-swap-checksum=maybe"],
+    &["--kv-swap-max-retries", "-2"],
+    &["--no-kv-swap-sync-fallback=1"],
+    &["--victim", "random"],
+    &["--shutdown-grace", "soon"],
+    &["--threads", "0"],
+    &["--max-body-bytes", "12"],
+    &["--log", "=,="],
+    &["--oracle-layers", "0"],
+    &["--oracle-token-bytes", "1"],
+    &["--host-link-bandwidth", "0"],
+    &["--host-link-delay-ms", "-3"],
+    &["--gpu-blokcs", "3"],
+    &["surplus"],
+    &["--gpu-blocks"],
+];
+
 #[test]
 fn wrong_values_are_named_with_what_is_allowed() {
-    let wrong: &[&[&str]] = &[
-        &[],
-        &["--port", "70000"],
-        &["--host", ""],
-        &["--gpu-blocks", "0"],
-        &["--gpu-blocks", "-1"],
-        &["--gpu-blocks", "many"],
-        &["--block-tokens", "0"],
-        &["--max-batch-size", "0"],
-        &["--max-tokens-per-step", "0"],
-        &["--max-seq-len", "0"],
-        &["--prefill-chunk", "0"],
-        &["--max-waiting-requests", "-1"],
-        &["--max-n", "0"],
-        &["--kv-swap-mode", "fast"],
-        &["--kv-swap-host-memory-bytes", "0"],
-        &["--kv-swap-host-memory-bytes", "2 apples"],
-        &["--kv-swap-max-inflight-bytes", "0"],
-        &["--kv-swap-max-inflight-bytes", "1GiB"],
-        &["--kv-swap-checksum=maybe"],
-        &["--kv-swap-max-retries", "-2"],
-        &["--no-kv-swap-sync-fallback=1"],
-        &["--victim", "random"],
-        &["--shutdown-grace", "soon"],
-        &["--threads", "0"],
-        &["--max-body-bytes", "12"],
-        &["--log", "=,="],
-        &["--oracle-layers", "0"],
-        &["--oracle-token-bytes", "1"],
-        &["--host-link-bandwidth", "0"],
-        &["--host-link-delay-ms", "-3"],
-        &["--gpu-blokcs", "3"],
-        &["surplus"],
-        &["--gpu-blocks"],
-    ];
-    let said: Vec<_> = wrong
+    let said: Vec<_> = WRONG
         .iter()
         .map(|args| {
             let model: &[&str] = if args.is_empty() {

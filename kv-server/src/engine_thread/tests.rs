@@ -34,12 +34,9 @@ struct Scripted {
 }
 
 impl Core for Scripted {
-    fn submit(&mut self, _: Time, request: Request) -> Result<(), Refused<Request, Rejection>> {
+    fn submit(&mut self, _: Time, request: Request) -> Result<(), Rejection> {
         if self.draining {
-            return Err(Refused {
-                why: Rejection::Draining,
-                back: request,
-            });
+            return Err(Rejection::Draining);
         }
         self.requests.push(request.id);
         Ok(())
@@ -109,7 +106,7 @@ impl Observer for Deaf {
 
     fn accepted(&mut self, _: Time, _: RequestId) {}
 
-    fn over(&mut self, _: RequestId) {}
+    fn over(&mut self, _: Time, _: RequestId, _: Ended) {}
 }
 
 fn start(deed: Deed) -> (EngineHandle, Waker, Receiver<()>) {
@@ -123,7 +120,11 @@ fn start(deed: Deed) -> (EngineHandle, Waker, Receiver<()>) {
     };
     let port = EnginePort::new(Clock::start());
     let waker = port.waker();
-    (port.start(core, Deaf).unwrap(), waker, steps)
+    (
+        port.start(core, Deaf, Arc::default()).unwrap(),
+        waker,
+        steps,
+    )
 }
 
 type Answer = oneshot::Receiver<Result<(), Rejection>>;

@@ -36,6 +36,8 @@ fn stats(snapshot: &Snapshot, swap: &SwapFacts) -> Value {
             "preempted_recompute": engine.preempted_recompute,
             "resumed": engine.resumed,
             "stalled_rows": engine.stalled_rows,
+            "stuck_passes": engine.stuck_passes,
+            "dropped_events": engine.dropped_events,
         },
         "gpu_blocks": {
             "total": kv.gpu.total,

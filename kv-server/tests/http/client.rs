@@ -14,40 +14,40 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 
 /// Longer than anything here takes on a busy machine.
-pub const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// Bounds a wait.
-pub async fn within<T>(what: impl Future<Output = T>) -> T {
+pub(crate) async fn within<T>(what: impl Future<Output = T>) -> T {
     timeout(LIMIT, what).await.expect("nothing hangs")
 }
 
 /// Where to send requests.
 #[derive(Clone, Copy, Debug)]
-pub struct Client {
-    pub address: SocketAddr,
+pub(crate) struct Client {
+    pub(crate) address: SocketAddr,
 }
 
 /// A whole answer.
 #[derive(Debug)]
-pub struct Answer {
-    pub status: StatusCode,
-    pub headers: HeaderMap,
-    pub body: Bytes,
+pub(crate) struct Answer {
+    pub(crate) status: StatusCode,
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Bytes,
 }
 
 impl Answer {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_slice(&self.body).expect("JSON")
     }
 
     /// The JSON of a success.
-    pub fn ok(&self) -> Value {
+    pub(crate) fn ok(&self) -> Value {
         assert_eq!(self.status, StatusCode::OK, "{:?}", self.body);
         self.json()
     }
 
     /// Status and message, for snapshots.
-    pub fn refusal(&self) -> String {
+    pub(crate) fn refusal(&self) -> String {
         let json = self.json();
         let error = &json["error"];
         let param = error["param"]
@@ -66,7 +66,7 @@ impl Answer {
 
 impl Client {
     /// Sends a request on a connection of its own and waits for the head of the answer.
-    pub async fn send(&self, request: Request<Full<Bytes>>) -> Response<Incoming> {
+    pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response<Incoming> {
         within(async {
             let stream = TcpStream::connect(self.address).await.expect("it listens");
             let io = TokioIo::new(stream);
@@ -78,7 +78,7 @@ impl Client {
         .await
     }
 
-    pub async fn raw(&self, request: Request<Full<Bytes>>) -> Answer {
+    pub(crate) async fn raw(&self, request: Request<Full<Bytes>>) -> Answer {
         let (head, body) = self.send(request).await.into_parts();
         let body = within(body.collect())
             .await
@@ -91,7 +91,7 @@ impl Client {
         }
     }
 
-    pub async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> Answer {
         self.raw(
             Request::get(path)
                 .header("host", "test")
@@ -101,16 +101,16 @@ impl Client {
         .await
     }
 
-    pub async fn post(&self, path: &str, body: impl Into<Bytes>) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: impl Into<Bytes>) -> Answer {
         self.raw(post(path, body)).await
     }
 
-    pub async fn json(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn json(&self, path: &str, body: &Value) -> Answer {
         self.post(path, body.to_string()).await
     }
 
     /// Starts a stream.
-    pub async fn stream(&self, path: &str, body: &Value) -> Stream {
+    pub(crate) async fn stream(&self, path: &str, body: &Value) -> Stream {
         let mut body = body.clone();
         body["stream"] = true.into();
         let response = self.send(post(path, body.to_string())).await;
@@ -123,7 +123,7 @@ impl Client {
     }
 
     /// Waits until the server's own numbers are as wanted.
-    pub async fn until(&self, wanted: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn until(&self, wanted: impl Fn(&Value) -> bool) -> Value {
         within(async {
             loop {
                 let stats = self.get("/admin/stats").await.ok();
@@ -136,7 +136,7 @@ impl Client {
     }
 
     /// Waits until the server says that it is unhealthy, for that reason.
-    pub async fn until_unhealthy(&self, reason: &str) {
+    pub(crate) async fn until_unhealthy(&self, reason: &str) {
         within(async {
             loop {
                 let health = self.get("/health").await;
@@ -150,7 +150,7 @@ impl Client {
     }
 
     /// Waits until nobody is served, and checks that nothing is held.
-    pub async fn until_idle(&self) -> Value {
+    pub(crate) async fn until_idle(&self) -> Value {
         let stats = self
             .until(|stats| {
                 let engine = &stats["engine"];
@@ -170,7 +170,7 @@ impl Client {
     }
 }
 
-pub fn post(path: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
+pub(crate) fn post(path: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
     Request::post(path)
         .header("host", "test")
         .header("content-type", "application/json")
@@ -180,14 +180,14 @@ pub fn post(path: &str, body: impl Into<Bytes>) -> Request<Full<Bytes>> {
 
 /// Server-sent events as they come.
 #[derive(Debug)]
-pub struct Stream {
+pub(crate) struct Stream {
     body: Incoming,
     buffer: String,
 }
 
 impl Stream {
     /// The payload of the next event; comments are skipped.
-    pub async fn next(&mut self) -> Option<String> {
+    pub(crate) async fn next(&mut self) -> Option<String> {
         loop {
             if let Some(end) = self.buffer.find("\n\n") {
                 let event: String = self.buffer.drain(..end + 2).collect();
@@ -206,7 +206,7 @@ impl Stream {
     }
 
     /// All events up to `[DONE]`, which must be the last one.
-    pub async fn rest(mut self) -> Vec<Value> {
+    pub(crate) async fn rest(mut self) -> Vec<Value> {
         let mut events = Vec::new();
         while let Some(data) = self.next().await {
             if data == "[DONE]" {
@@ -221,13 +221,13 @@ impl Stream {
 
 /// What a stream says about one choice.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Choice {
-    pub text: String,
-    pub finish: Option<String>,
+pub(crate) struct Choice {
+    pub(crate) text: String,
+    pub(crate) finish: Option<String>,
 }
 
 /// Puts the choices of a stream together, checking what must hold for each.
-pub fn assemble(events: &[Value], n: usize) -> Vec<Choice> {
+pub(crate) fn assemble(events: &[Value], n: usize) -> Vec<Choice> {
     let mut choices = vec![Choice::default(); n];
     for choice in events
         .iter()
@@ -236,7 +236,9 @@ pub fn assemble(events: &[Value], n: usize) -> Vec<Choice> {
         let index = usize::try_from(choice["index"].as_u64().unwrap()).unwrap();
         let state = &mut choices[index];
         assert_eq!(state.finish, None, "nothing follows a finish");
-        let text = choice.get("text").unwrap_or(&choice["delta"]["content"]);
+        let text = choice
+            .get("text")
+            .unwrap_or_else(|| &choice["delta"]["content"]);
         state.text.push_str(text.as_str().unwrap_or_default());
         state.finish = choice["finish_reason"].as_str().map(str::to_owned);
     }

@@ -1,7 +1,6 @@
 //! The whole server over HTTP, in this process, on the hash oracle: any byte of the KV cache that
 //! is lost, stale or foreign changes a text here.
 
-#![expect(missing_docs, reason = "nobody reads the docs of tests")]
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -22,20 +22,11 @@ fn request(method: &str, path: &str, kind: &str, body: &[u8]) -> Request<Full<By
         .unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn everything_refused_has_an_openai_body() {
-    let flags = [
-        "--max-seq-len",
-        "100",
-        "--max-body-bytes",
-        "2KiB",
-        "--gpu-blocks",
-        "5",
-    ];
-    let server = Fixture::start(&flags).await;
+/// One of each kind that is refused on a server with a small pool.
+fn bad_requests() -> Vec<Request<Full<Bytes>>> {
     let json = "application/json";
     let long = format!("{{\"prompt\": \"{}\"}}", "x".repeat(3000));
-    let requests = [
+    vec![
         request("GET", "/nothing", json, b""),
         request("GET", TEXT, json, b""),
         request("DELETE", "/health", json, b""),
@@ -81,7 +72,21 @@ async fn everything_refused_has_an_openai_body() {
         ),
         request("POST", "/v1/chat/completions", json, b"{\"messages\": []}"),
         request("GET", "/v1/models/gpt-4", json, b""),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn everything_refused_has_an_openai_body() {
+    let flags = [
+        "--max-seq-len",
+        "100",
+        "--max-body-bytes",
+        "2KiB",
+        "--gpu-blocks",
+        "5",
     ];
+    let server = Fixture::start(&flags).await;
+    let requests = bad_requests();
     let mut said = Vec::new();
     for request in requests {
         let answer = server.client.raw(request).await;
@@ -123,7 +128,8 @@ async fn s08_what_never_fits_is_refused_and_what_fits_exactly_completes() {
     let call = |client: Client, prompt: usize, max_tokens: u32, mark: usize| async move {
         let mut prompt = "p".repeat(prompt - 2);
         prompt.push_str(&format!("{mark:02}"));
-        let body = json!({ "prompt": prompt, "max_tokens": max_tokens, "stream": mark % 2 == 0 });
+        let body =
+            json!({ "prompt": prompt, "max_tokens": max_tokens, "stream": mark.is_multiple_of(2) });
         client.json(TEXT, &body).await
     };
     let mut running = Vec::new();

@@ -14,13 +14,13 @@ use crate::client::{Client, LIMIT, within};
 
 /// A server and a client for it.
 #[derive(Debug)]
-pub struct Fixture {
-    pub client: Client,
-    pub server: Server,
+pub(crate) struct Fixture {
+    pub(crate) client: Client,
+    pub(crate) server: Server,
 }
 
 /// The configuration that these flags make, on a free port.
-pub fn config(flags: &[&str]) -> Config {
+pub(crate) fn config(flags: &[&str]) -> Config {
     let fixed = ["kv-server", "--model", "oracle", "--port", "0"];
     let args = fixed.iter().chain(flags).map(|&arg| arg.to_owned());
     match Config::load(args, []).expect("a good configuration") {
@@ -30,7 +30,7 @@ pub fn config(flags: &[&str]) -> Config {
 }
 
 impl Fixture {
-    pub async fn start(flags: &[&str]) -> Self {
+    pub(crate) async fn start(flags: &[&str]) -> Self {
         let server = Server::start(&config(flags)).await.expect("it starts");
         Self {
             client: Client {
@@ -40,7 +40,7 @@ impl Fixture {
         }
     }
 
-    pub async fn with(flags: &[&str], model: Model) -> Self {
+    pub(crate) async fn with(flags: &[&str], model: Model) -> Self {
         let server = Server::start_with(&config(flags), model)
             .await
             .expect("it starts");
@@ -53,27 +53,27 @@ impl Fixture {
     }
 
     /// Waits until nobody is served, checks that nothing is held, and closes.
-    pub async fn end(self) {
+    pub(crate) async fn end(self) {
         self.client.until_idle().await;
         assert_eq!(within(self.server.shut_down(LIMIT)).await, Ended::Finished);
     }
 }
 
 /// The oracle with its usual words.
-pub fn oracle(flags: &[&str]) -> Model {
+pub(crate) fn oracle(flags: &[&str]) -> Model {
     let tokenizer = OracleTokenizer::new(512);
     let oracle = tokenizer.oracle_config();
     custom(flags, tokenizer, oracle)
 }
 
 /// The oracle with any vocabulary and script.
-pub fn custom(flags: &[&str], tokenizer: OracleTokenizer, oracle: OracleConfig) -> Model {
+pub(crate) fn custom(flags: &[&str], tokenizer: OracleTokenizer, oracle: OracleConfig) -> Model {
     Model::oracle_with(&config(flags), tokenizer, oracle).expect("a good oracle")
 }
 
 /// Lets an executor run so many steps and no more.
 #[derive(Clone, Debug, Default)]
-pub struct Gate(Arc<(Mutex<Steps>, Condvar)>);
+pub(crate) struct Gate(Arc<(Mutex<Steps>, Condvar)>);
 
 #[derive(Debug, Default)]
 struct Steps {
@@ -83,7 +83,7 @@ struct Steps {
 
 impl Gate {
     /// Puts the gate in front of a model.
-    pub fn guard(&self, model: Model) -> Model {
+    pub(crate) fn guard(&self, model: Model) -> Model {
         let executor = Gated {
             gate: self.clone(),
             inner: model.executor,
@@ -95,19 +95,19 @@ impl Gate {
     }
 
     /// Lets that many more steps run.
-    pub fn allow(&self, steps: u64) {
+    pub(crate) fn allow(&self, steps: u64) {
         let mut state = self.0.0.lock();
         state.allowed = state.allowed.saturating_add(steps);
         self.0.1.notify_all();
     }
 
     /// Lets everything run.
-    pub fn open(&self) {
+    pub(crate) fn open(&self) {
         self.allow(u64::MAX);
     }
 
     /// Waits until so many steps have come to the gate, the ones that went through included.
-    pub async fn arrived(&self, steps: u64) {
+    pub(crate) async fn arrived(&self, steps: u64) {
         within(async {
             while self.0.0.lock().arrived < steps {
                 tokio::task::yield_now().await;
@@ -140,13 +140,13 @@ impl Executor for Gated {
 
 /// What a bad executor does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub(crate) enum Fault {
     Error,
     Panic,
 }
 
 /// Works until that step, fails in it, and works again if it can.
-pub fn faulty(model: Model, step: u64, fault: Fault) -> Model {
+pub(crate) fn faulty(model: Model, step: u64, fault: Fault) -> Model {
     let executor = Faulty {
         inner: model.executor,
         step,
@@ -181,4 +181,4 @@ impl Executor for Faulty {
 }
 
 /// A grace that is over at once.
-pub const NO_GRACE: Duration = Duration::ZERO;
+pub(crate) const NO_GRACE: Duration = Duration::ZERO;

@@ -1,0 +1,124 @@
+//! The program itself: what it prints, and the code with which it exits.
+
+#![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::TcpListener;
+use std::process::{Child, Command, Output, Stdio};
+
+fn program(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_kv-server"));
+    command
+        .args(args)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Runs to the end; only for what ends by itself.
+fn output(args: &[&str]) -> (Option<i32>, String) {
+    let Output { status, stderr, .. } = program(args).output().unwrap();
+    (status.code(), String::from_utf8(stderr).unwrap())
+}
+
+/// Starts a server; its first line has the address.
+fn start(args: &[&str]) -> (Child, String) {
+    let mut child = program(args).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.as_mut().unwrap())
+        .read_line(&mut line)
+        .unwrap();
+    (child, line.trim_end().to_owned())
+}
+
+/// Sends a signal and returns the exit code and the log.
+fn end(mut child: Child, signal: &str) -> (Option<i32>, String) {
+    let id = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args([signal, &id])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let mut log = String::new();
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut log)
+        .unwrap();
+    (child.wait().unwrap().code(), log)
+}
+
+#[test]
+fn a_wrong_value_ends_with_code_2() {
+    for (args, said) in [
+        (
+            &["--gpu-blocks", "0"][..],
+            "--gpu-blocks is \"0\", must be a whole number from 1",
+        ),
+        (
+            &[
+                "--kv-swap-host-memory-bytes",
+                "1",
+                "--kv-swap-max-inflight-bytes",
+                "1",
+            ],
+            "--kv-swap-host-memory-bytes is 1, must be at least one block, which is 4096 bytes",
+        ),
+        (
+            &["--kv-swap-max-inflight-bytes", "4095"],
+            "--kv-swap-max-inflight-bytes is 4095, must be at least one block, which is 4096 bytes",
+        ),
+        (
+            &["--max-tokens-per-step", "8"],
+            "--max-tokens-per-step is 8, must be at least --max-batch-size, which is 32",
+        ),
+        (
+            &["--max-seq-len", "5000"],
+            "--max-seq-len is 5000, must be between 2 and",
+        ),
+        (
+            &["--model", "/nowhere/model.gguf"],
+            "--model \"/nowhere/model.gguf\" can't be served: ",
+        ),
+        (&["--nonsense"], "unexpected argument '--nonsense' found"),
+    ] {
+        let model: &[&str] = if args[0] == "--model" {
+            &[]
+        } else {
+            &["--model", "oracle"]
+        };
+        let (code, log) = output(&[model, &["--port", "0"], args].concat());
+        assert_eq!(code, Some(2), "{args:?}: {log}");
+        assert!(log.starts_with("kv-server: "), "{log}");
+        assert!(log.contains(said), "{args:?}: {log}");
+        assert_eq!(log.matches("panicked").count(), 0, "{log}");
+    }
+}
+
+#[test]
+fn a_port_in_use_is_a_clear_error() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = taken.local_addr().unwrap().port().to_string();
+    let (code, log) = output(&["--model", "oracle", "--port", &port]);
+    assert_eq!(code, Some(1), "{log}");
+    let said = format!("kv-server: can't listen on --host 127.0.0.1 --port {port}: ");
+    assert!(log.starts_with(&said), "{log}");
+}
+
+#[test]
+fn a_signal_ends_an_idle_server_with_code_0() {
+    for signal in ["-TERM", "-INT"] {
+        let (child, line) = start(&["--model", "oracle", "--port", "0"]);
+        assert!(line.starts_with("listening on http://127.0.0.1:"), "{line}");
+        let (code, log) = end(child, signal);
+        assert_eq!(code, Some(0), "{log}");
+        assert!(
+            log.contains("no GPU is used: the GPU pool is plain memory"),
+            "{log}"
+        );
+        assert!(log.contains("every request was finished"), "{log}");
+    }
+}
