@@ -62,6 +62,9 @@ pub struct EngineConfig {
     /// How often a group is moved for the sake of slices; after that it runs to the end. Lack of
     /// blocks moves it all the same.
     pub max_swaps: u32,
+    /// When more than this share of the blocks or of the host slots is lost, in thousandths, the
+    /// backend is not trusted any more: from then on victims are computed again.
+    pub lost_permille_max: u32,
     /// A parked group is resumed once every running sequence, and it, could take this many tokens.
     pub resume_slack_tokens: u32,
 }
@@ -81,6 +84,7 @@ impl Default for EngineConfig {
             retry_backoff: Span::from_millis(1),
             lookahead_tokens: 4,
             watermark_permille: 0,
+            lost_permille_max: 100,
             slice: None,
             max_swaps: 1_000,
             resume_slack_tokens: 16,

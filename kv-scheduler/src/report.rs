@@ -141,6 +141,8 @@ pub struct EngineStats {
     pub resumed: u64,
     /// Rows of running sequences that had to wait in a step because no block was free.
     pub stalled_rows: u64,
+    /// Whether the backend lost too much memory, and victims are computed again for good.
+    pub swap_given_up: bool,
     /// Passes after which nothing could ever have happened although requests were there. Always 0
     /// unless the engine has a bug (I08).
     pub stuck_passes: u64,

@@ -67,7 +67,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         let Some(slice) = self.config.slice else {
             return 0;
         };
-        if self.config.swap == SwapPolicy::Off {
+        if self.config.swap == SwapPolicy::Off || self.stats.swap_given_up {
             return 0;
         }
         let line = self.line();

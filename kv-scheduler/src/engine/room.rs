@@ -256,6 +256,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     fn evict(&mut self, now: Time, index: GroupIndex) -> Evicted {
         let group = self.group(index);
         let swap = self.config.swap == SwapPolicy::On
+            && !self.stats.swap_given_up
             && group.evict_failures <= self.config.max_retries
             && !self.computing_is_cheaper(group);
         let refusal = if swap {

@@ -18,6 +18,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         self.machine.handle_timeout(now);
         let first = self.events.len();
         self.collect_events();
+        self.judge_backend(now);
         let mut settled = 0;
         for at in first..self.events.len() {
             if let Event::Settled(flight) = self.events[at] {
@@ -26,6 +27,21 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             }
         }
         settled
+    }
+
+    /// Gives swapping up for good when too much memory is lost. What is parked is computed again:
+    /// a backend that loses blocks can't be trusted to bring others back.
+    fn judge_backend(&mut self, now: Time) {
+        let kv_core::Stats { gpu, host, .. } = self.machine.stats();
+        let too_much = |lost: u32, total: u32| {
+            u64::from(lost) * 1_000 > u64::from(total) * u64::from(self.config.lost_permille_max)
+        };
+        if too_much(gpu.lost, gpu.total) || too_much(host.lost, host.total) {
+            self.stats.swap_given_up = true;
+            while let Some(&index) = self.parked.front() {
+                self.drop_kv(now, index);
+            }
+        }
     }
 
     /// Events feed histograms; who doesn't collect them must not lose memory.

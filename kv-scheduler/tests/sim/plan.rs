@@ -167,6 +167,7 @@ impl Plan {
             watermark_permille: [0, 0, 50, 200][rng.index(4)],
             slice: rng.chance(300).then(|| millis(rng, 200)),
             max_swaps: [1_000, 3, 0][rng.index(3)],
+            lost_permille_max: [1_000, 1_000, 100][rng.index(3)],
             resume_slack_tokens: between(rng, 0, 20),
         }
     }

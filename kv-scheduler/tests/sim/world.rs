@@ -44,6 +44,7 @@ pub(crate) struct Met {
     pub(crate) host_backpressure: u64,
     pub(crate) inflight_backpressure: u64,
     pub(crate) lost_blocks: u64,
+    pub(crate) given_up: u64,
     pub(crate) clean_kept: u64,
     pub(crate) clean_reclaimed: u64,
     pub(crate) texts_compared: u64,
@@ -51,7 +52,7 @@ pub(crate) struct Met {
 
 macro_rules! each_field {
     ($macro:ident, $self:expr, $other:expr) => {
-        $macro!($self, $other; passes, tokens, swaps_out, swaps_in, recomputes, retries, done,
+        $macro!($self, $other; given_up, passes, tokens, swaps_out, swaps_in, recomputes, retries, done,
             failed, unknown, never, repeated, contradicted, stale, busy, flips,
             checksum_failures, step_faults, row_faults, clock_jumps, haunted,
             late, cancelled,
@@ -449,6 +450,7 @@ impl World {
             host_backpressure: machine.host_backpressure,
             inflight_backpressure: machine.inflight_backpressure,
             lost_blocks: gpu.lost.into(),
+            given_up: u64::from(stats.swap_given_up),
             clean_kept: machine.clean_blocks_kept,
             clean_reclaimed: machine.clean_copies_reclaimed,
             step_faults: self.engine.executor().faults.steps,
