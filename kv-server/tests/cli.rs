@@ -2,8 +2,8 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests are tests")]
 
-use std::io::{BufRead, BufReader, Read};
-use std::net::TcpListener;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Output, Stdio};
 
 fn program(args: &[&str]) -> Command {
@@ -120,5 +120,47 @@ fn a_signal_ends_an_idle_server_with_code_0() {
             "{log}"
         );
         assert!(log.contains("every request was finished"), "{log}");
+    }
+}
+
+/// Sends one body; the connection ends with the answer.
+fn post(address: &str, body: &str) -> String {
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "POST /v1/completions HTTP/1.0\r\ncontent-type: application/json\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+/// Not even at the most talkative level.
+#[test]
+fn i16_nothing_that_a_client_says_is_logged() {
+    let args = ["--model", "oracle", "--port", "0", "--log", "trace"];
+    let (child, line) = start(&args);
+    let address = line.strip_prefix("listening on http://").unwrap();
+    let body = r#"{"prompt": "xyzzy-prompt", "stop": "xyzzy-stop", "user": "xyzzy-user"}"#;
+    let answer = post(address, body);
+    assert!(answer.starts_with("HTTP/1.0 200 OK"), "{answer}");
+    for wrong in [
+        r#"{"prompt": "xyzzy-broken"#,
+        r#"{"prompt": "xyzzy-long", "max_tokens": 9999}"#,
+    ] {
+        assert!(post(address, wrong).starts_with("HTTP/1.0 400"));
+    }
+    let (_, json) = answer.split_once("\r\n\r\n").unwrap();
+    let json: serde_json::Value = serde_json::from_str(json).unwrap();
+    let text = json["choices"][0]["text"].as_str().unwrap();
+    let id = json["id"].as_str().unwrap();
+    let (code, log) = end(child, "-TERM");
+    assert_eq!(code, Some(0));
+    assert!(log.contains("INFO"), "the log is on");
+    for said in ["xyzzy", text.trim(), id] {
+        assert!(!log.contains(said), "{said} is in the log");
     }
 }

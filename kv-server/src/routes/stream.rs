@@ -245,3 +245,115 @@ impl<P: Pieces> Session<P> {
             .into_response()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use http_body_util::BodyExt;
+    use tokio::sync::mpsc;
+    use tokio::time::{Instant, timeout};
+
+    use super::*;
+    use crate::engine_thread::Finish;
+
+    struct Scripted(mpsc::Receiver<Result<Piece, ApiError>>);
+
+    impl Pieces for Scripted {
+        async fn next(&mut self) -> Option<Result<Piece, ApiError>> {
+            self.0.recv().await
+        }
+    }
+
+    fn session(
+        reports: UsageReports,
+    ) -> (mpsc::Sender<Result<Piece, ApiError>>, Session<Scripted>) {
+        let (sender, receiver) = mpsc::channel(10);
+        let head = Head {
+            id: "x".to_owned(),
+            created: 1,
+            model: "m".to_owned(),
+        };
+        let session = Session::new(Scripted(receiver), head, Style::Chat, reports, 3, 1);
+        (sender, session)
+    }
+
+    fn piece(text: &str, finish: Option<Finish>) -> Piece {
+        Piece {
+            index: 0,
+            text: text.to_owned(),
+            reports: Vec::new(),
+            finish,
+        }
+    }
+
+    async fn frame(body: &mut axum::body::Body) -> String {
+        let frame = body.frame().await.unwrap().unwrap();
+        String::from_utf8(frame.into_data().unwrap().to_vec()).unwrap()
+    }
+
+    /// S13: virtual time, so that a pause of 30 s costs nothing.
+    #[tokio::test(start_paused = true)]
+    async fn s13_a_comment_comes_at_least_every_ten_seconds() {
+        let (sender, session) = session(UsageReports::default());
+        let mut body = session.answer().into_body();
+        assert!(frame(&mut body).await.starts_with("data: {"), "the role");
+        let start = Instant::now();
+        while start.elapsed() < Duration::from_secs(30) {
+            let comment = timeout(Duration::from_secs(10), frame(&mut body)).await;
+            assert_eq!(comment.expect("within ten seconds"), ": waiting\n\n");
+        }
+        sender
+            .send(Ok(piece("late", Some(Finish::Stop))))
+            .await
+            .unwrap();
+        drop(sender);
+        assert!(frame(&mut body).await.contains("\"content\":\"late\""));
+        assert!(
+            frame(&mut body)
+                .await
+                .contains("\"finish_reason\":\"stop\"")
+        );
+        assert_eq!(frame(&mut body).await, "data: [DONE]\n\n");
+        assert!(body.frame().await.is_none());
+    }
+
+    #[tokio::test]
+    async fn tokens_without_text_are_counted_and_not_sent() {
+        let reports = UsageReports {
+            at_the_end: true,
+            in_every_chunk: false,
+        };
+        let (sender, mut session) = session(reports);
+        for piece in [
+            piece("", None),
+            piece("", None),
+            piece("😀", Some(Finish::Length)),
+        ] {
+            sender.send(Ok(piece)).await.unwrap();
+        }
+        drop(sender);
+        let mut frames = Vec::new();
+        while let Some(frame) = session.frame().await {
+            frames.push(frame);
+        }
+        assert_eq!(
+            frames.len(),
+            5,
+            "role, text, finish, usage, end: {frames:?}"
+        );
+        assert!(frames[3].contains("\"completion_tokens\":3"));
+    }
+
+    #[tokio::test]
+    async fn an_error_ends_the_stream_with_its_own_frame() {
+        let (sender, mut session) = session(UsageReports::default());
+        sender.send(Err(ApiError::failed())).await.unwrap();
+        let mut frames = Vec::new();
+        while let Some(frame) = session.frame().await {
+            frames.push(frame);
+        }
+        assert!(frames[1].starts_with("{\"error\":{"), "{frames:?}");
+        assert_eq!(frames[2..], ["[DONE]"]);
+    }
+}

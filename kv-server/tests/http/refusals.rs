@@ -145,6 +145,12 @@ async fn s08_what_never_fits_is_refused_and_what_fits_exactly_completes() {
              the request needs 66 KV blocks, the pool has 49"
         );
     }
+    let refused = call(server.client, 751, 50, 11).await;
+    assert_eq!(
+        refused.refusal(),
+        "400 kv_capacity_exceeded [max_tokens]: \
+         the request needs 50 KV blocks, the pool has 49"
+    );
     for call in running {
         assert_eq!(call.await.unwrap().status, 200);
     }

@@ -65,6 +65,61 @@ fn bodies() -> Vec<(Value, usize)> {
         .collect()
 }
 
+/// The value of a series.
+fn series(metrics: &str, name: &str) -> u64 {
+    let line = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    line.unwrap_or_else(|| panic!("no {name} in {metrics}"))
+        .parse()
+        .unwrap()
+}
+
+/// I16 and I17: metrics say the same as the statistics, and nothing about clients.
+async fn metrics_agree(client: &Client, stats: &Value) {
+    let answer = client.get("/metrics").await;
+    let metrics = std::str::from_utf8(&answer.body).unwrap();
+    for (name, pointer) in [
+        (
+            "kv_swap_started_flights_total{direction=\"out\"}",
+            "/out/started",
+        ),
+        (
+            "kv_swap_settled_flights_total{direction=\"in\",outcome=\"done\"}",
+            "/in/done",
+        ),
+        (
+            "kv_swap_payload_bytes_total{direction=\"out\"}",
+            "/out/bytes",
+        ),
+        ("kv_recomputed_tokens_total", "/engine/recomputed_tokens"),
+        ("kv_generated_tokens_total", "/engine/tokens"),
+        ("kv_gpu_blocks{state=\"free\"}", "/gpu_blocks/total"),
+        (
+            "kv_gpu_blocks{state=\"allocated\"}",
+            "/gpu_blocks/allocated",
+        ),
+        ("kv_host_slots{state=\"parked\"}", "/host_slots/parked"),
+        ("kv_queued_requests{queue=\"swapped\"}", "/engine/swapped"),
+        ("kv_request_first_token_seconds_count", "/engine/finished"),
+        (
+            "kv_request_duration_seconds_count{outcome=\"finished\"}",
+            "/engine/finished",
+        ),
+    ] {
+        let expected = stats.pointer(pointer).unwrap().as_u64().unwrap();
+        assert_eq!(series(metrics, name), expected, "{name}");
+    }
+    let answers = series(
+        metrics,
+        "kv_http_responses_total{route=\"completions\",class=\"2xx\"}",
+    );
+    assert_eq!(answers, 8);
+    assert!(series(metrics, "kv_request_pause_seconds_count") > 0);
+    assert!(!metrics.contains("request 1"), "a prompt in the metrics");
+    assert!(!metrics.contains("cmpl-"), "an id in the metrics");
+}
+
 /// The same requests with ample memory and with each way to make room.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn i10_texts_are_the_same_with_and_without_memory() {
@@ -87,6 +142,7 @@ async fn i10_texts_are_the_same_with_and_without_memory() {
                 "{stats}"
             );
         }
+        metrics_agree(&server.client, &stats).await;
         if mode == "sync" {
             assert_eq!(stats["kv_swap"]["host_peak_in_use_bytes"], 0, "i15");
         }
