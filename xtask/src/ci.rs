@@ -6,9 +6,9 @@
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
-use crate::flags::{Pressure, Sim};
+use crate::flags::{Ci, Pressure, Sim};
 use crate::server::{self, Profile, Server};
 use crate::{clock, docs, model, pressure, process, python, repo, sim, tidy};
 
@@ -37,22 +37,30 @@ const STEPS: &[Step] = &[
     ("documentation", docs::run),
 ];
 
-/// Runs all steps.
+/// Runs all steps, or the one that was asked for.
 ///
 /// # Errors
 ///
 /// The first step that failed, by name.
-pub(crate) fn run() -> Result<()> {
+pub(crate) fn run(flags: &Ci) -> Result<()> {
+    let chosen: Vec<&Step> = match &flags.only {
+        None => STEPS.iter().collect(),
+        Some(only) => STEPS.iter().filter(|(name, _)| name == only).collect(),
+    };
+    if chosen.is_empty() {
+        let names: Vec<_> = STEPS.iter().map(|(name, _)| *name).collect();
+        bail!("--only is no step; the steps are: {}", names.join("; "));
+    }
     let start = clock::now();
     let mut durations = Vec::new();
-    for (index, (name, run)) in STEPS.iter().enumerate() {
-        println!("\nci: step {} of {}: {name}", index + 1, STEPS.len());
+    for (index, (name, run)) in chosen.iter().enumerate() {
+        println!("\nci: step {} of {}: {name}", index + 1, chosen.len());
         let step_start = clock::now();
         run().with_context(|| format!("ci: step `{name}` failed"))?;
         durations.push(step_start.elapsed());
     }
-    println!("\nci: all steps passed");
-    for ((name, _), duration) in STEPS.iter().zip(&durations) {
+    println!();
+    for ((name, _), duration) in chosen.iter().zip(&durations) {
         println!("{:>8.1} s  {name}", duration.as_secs_f64());
     }
     println!("{:>8.1} s  total", start.elapsed().as_secs_f64());

@@ -7,7 +7,10 @@ xflags::xflags! {
     /// Repository tasks.
     cmd xtask {
         /// Everything that CI does, in order; stops at the first failure.
-        cmd ci {}
+        cmd ci {
+            /// Only the step of that name
+            optional --only step: String
+        }
 
         /// Builds the API documentation with warnings as errors, and checks the links of all pages.
         cmd docs {}

@@ -32,7 +32,7 @@ use flags::{Xtask, XtaskCmd};
 
 fn main() -> ExitCode {
     let result = match Xtask::from_env_or_exit().subcommand {
-        XtaskCmd::Ci(_) => ci::run(),
+        XtaskCmd::Ci(flags) => ci::run(&flags),
         XtaskCmd::Docs(_) => docs::run(),
         XtaskCmd::Model(_) => model::run(),
         XtaskCmd::Pressure(flags) => pressure::run(&flags),
