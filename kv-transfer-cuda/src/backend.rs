@@ -174,6 +174,27 @@ impl CudaBackend {
         Ok(())
     }
 
+    /// Whether the driver knows the slot's memory as page-locked.
+    ///
+    /// # Panics
+    ///
+    /// If the slot is not ready.
+    #[must_use]
+    pub fn slot_is_page_locked(&self, slot: SlotIndex) -> bool {
+        let (address, _) = self.common.arena.place(slot);
+        self.common.device().is_page_locked(address)
+    }
+
+    /// Address of a host slot, for measurements that watch its bytes arrive.
+    ///
+    /// # Panics
+    ///
+    /// If the slot is not ready.
+    #[must_use]
+    pub fn slot_address(&self, slot: SlotIndex) -> u64 {
+        self.common.arena.place(slot).0
+    }
+
     fn at_rest(&self, slot: SlotIndex) -> Result<(), CudaError> {
         if slot.value() < self.common.arena.slots_ready() && self.outbox.is_idle() {
             Ok(())

@@ -197,6 +197,28 @@ impl Device {
         check("cuCtxSynchronize", answer)
     }
 
+    /// Whether the driver knows the address as page-locked host memory.
+    pub(crate) fn is_page_locked(&self, address: u64) -> bool {
+        let mut kind: c_uint = 0;
+        let which = sys::CUpointer_attribute_enum::CU_POINTER_ATTRIBUTE_MEMORY_TYPE;
+        if self.bind().is_err() {
+            return false;
+        }
+        // SAFETY: a context is current; the place holds a value of the attribute's type; any
+        // address may be asked about.
+        let answer = unsafe { sys::cuPointerGetAttribute((&raw mut kind).cast(), which, address) };
+        answer == sys::CUresult::CUDA_SUCCESS
+            && kind == sys::CUmemorytype_enum::CU_MEMORYTYPE_HOST as c_uint
+    }
+
+    /// Waits for the default stream, on which plain blocking copies run.
+    pub(crate) fn synchronize_default_stream(&self) -> Result<(), DriverError> {
+        // SAFETY: a context is current: the caller has just bound it. Null names its default
+        // stream.
+        let answer = unsafe { sys::cuStreamSynchronize(ptr::null_mut()) };
+        check("cuStreamSynchronize", answer)
+    }
+
     /// Free and total memory of the GPU, bytes.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ use core::fmt;
 use std::sync::Arc;
 
 use cudarc::driver::sys;
-use kv_core::{BlockId, Layout};
+use kv_core::{BlockId, Layout, Row};
 
 use crate::device::{Device, check};
 use crate::error::DriverError;
@@ -253,31 +253,75 @@ impl GpuMemory {
         &self.bases
     }
 
-    /// Writes a whole block, its rows back to back, and waits for the copy.
+    /// Writes bytes of a region and waits for the copy.
     ///
     /// Not ordered after steps or commands: for filling a pool at rest, and for tests.
+    ///
+    /// # Errors
+    ///
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such region, or the bytes don't fit.
+    pub fn write_region(&self, region: u32, offset: u64, from: &[u8]) -> Result<(), DriverError> {
+        let address = self.checked(region, offset, from.len());
+        self.device.bind()?;
+        // SAFETY: the range lies in its region, checked above, and `self` keeps it alive; `from`
+        // is readable for its length; the call returns after it has read all of it.
+        let answer = unsafe { sys::cuMemcpyHtoD_v2(address, from.as_ptr().cast(), from.len()) };
+        check("cuMemcpyHtoD", answer)?;
+        // A copy from pageable memory may return before its last bytes have arrived.
+        self.device.synchronize_default_stream()
+    }
+
+    /// Reads bytes of a region and waits for the copy.
+    ///
+    /// Not ordered after steps or commands: for looking at a pool at rest, and for tests.
+    ///
+    /// # Errors
+    ///
+    /// If the driver refuses.
+    ///
+    /// # Panics
+    ///
+    /// If there is no such region, or it is shorter.
+    pub fn read_region(&self, region: u32, offset: u64, to: &mut [u8]) -> Result<(), DriverError> {
+        let address = self.checked(region, offset, to.len());
+        self.device.bind()?;
+        // SAFETY: the range lies in its region, checked above, and `self` keeps it alive; `to` is
+        // writable for its length and borrowed for the whole blocking call.
+        let answer = unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), address, to.len()) };
+        check("cuMemcpyDtoH", answer)
+    }
+
+    /// Address of a range that lies in its region.
+    fn checked(&self, region: u32, offset: u64, length: usize) -> u64 {
+        let bytes = self.layout.regions()[region as usize];
+        let end = offset.checked_add(length as u64);
+        assert!(
+            end.is_some_and(|end| end <= bytes),
+            "beyond region {region} of {bytes} bytes"
+        );
+        self.bases[region as usize] + offset
+    }
+
+    /// Writes a whole block, its rows back to back; otherwise as
+    /// [`write_region`](Self::write_region).
     ///
     /// # Errors
     ///
     /// If the length is wrong or the driver refuses.
     pub fn write_block(&self, block: BlockId, from: &[u8]) -> Result<(), CudaError> {
         self.check_length(from.len())?;
-        self.device.bind()?;
-        for (row, range) in self.rows(block) {
-            let part = &from[range];
-            // SAFETY: the row lies in its region, which `Layout` checked and this keeps alive;
-            // `part` is readable for its length; the call returns after it has read all of it.
-            let answer = unsafe { sys::cuMemcpyHtoD_v2(row, part.as_ptr().cast(), part.len()) };
-            check("cuMemcpyHtoD", answer)?;
+        for row in self.layout.rows(block) {
+            self.write_region(row.region, row.offset, &from[range(&row)])?;
         }
-        // A copy from pageable memory may return before its last bytes have arrived.
-        self.device.synchronize()?;
         Ok(())
     }
 
-    /// Reads a whole block, its rows back to back, and waits for the copy.
-    ///
-    /// Not ordered after steps or commands: for looking at a pool at rest, and for tests.
+    /// Reads a whole block, its rows back to back; otherwise as
+    /// [`read_region`](Self::read_region).
     ///
     /// # Errors
     ///
@@ -285,13 +329,8 @@ impl GpuMemory {
     pub fn read_block(&self, block: BlockId) -> Result<Vec<u8>, CudaError> {
         let bytes = usize::try_from(self.layout.block_bytes()).unwrap_or(usize::MAX);
         let mut to = vec![0u8; bytes];
-        self.device.bind()?;
-        for (row, range) in self.rows(block) {
-            let part = &mut to[range];
-            // SAFETY: the row lies in its region, which `Layout` checked and this keeps alive;
-            // `part` is writable for its length and borrowed for the whole blocking call.
-            let answer = unsafe { sys::cuMemcpyDtoH_v2(part.as_mut_ptr().cast(), row, part.len()) };
-            check("cuMemcpyDtoH", answer)?;
+        for row in self.layout.rows(block) {
+            self.read_region(row.region, row.offset, &mut to[range(&row)])?;
         }
         Ok(to)
     }
@@ -305,18 +344,6 @@ impl GpuMemory {
         }
     }
 
-    /// Address of each row, and where it lies in the packed block.
-    fn rows(&self, block: BlockId) -> impl Iterator<Item = (u64, core::ops::Range<usize>)> + '_ {
-        self.layout.rows(block).map(|row| {
-            let start = usize::try_from(row.slot_offset).expect("a block fits into memory");
-            let length = usize::try_from(row.bytes).expect("a block fits into memory");
-            (
-                self.bases[row.region as usize] + row.offset,
-                start..start + length,
-            )
-        })
-    }
-
     /// Copies one block into pageable memory and waits: queued on the stream, after whatever the
     /// stream waits for.
     pub(crate) fn copy_out(
@@ -326,14 +353,15 @@ impl GpuMemory {
         to: &mut [u8],
     ) -> Result<(), CudaError> {
         self.check_length(to.len())?;
-        for (row, range) in self.rows(block) {
-            let part = &mut to[range];
-            // SAFETY: as in `read_block`; `part` stays borrowed until the stream was waited for
+        for row in self.layout.rows(block) {
+            let part = &mut to[range(&row)];
+            let address = self.bases[row.region as usize] + row.offset;
+            // SAFETY: the row lies in its region, which `Layout` checked; `part` stays borrowed until the stream was waited for
             // below, also if a later call errs.
             let answer = unsafe {
                 sys::cuMemcpyDtoHAsync_v2(
                     part.as_mut_ptr().cast(),
-                    row,
+                    address,
                     part.len(),
                     stream.handle(),
                 )
@@ -355,12 +383,18 @@ impl GpuMemory {
         from: &[u8],
     ) -> Result<(), CudaError> {
         self.check_length(from.len())?;
-        for (row, range) in self.rows(block) {
-            let part = &from[range];
-            // SAFETY: as in `write_block`; `part` stays borrowed until the stream was waited for
+        for row in self.layout.rows(block) {
+            let part = &from[range(&row)];
+            let address = self.bases[row.region as usize] + row.offset;
+            // SAFETY: the row lies in its region, which `Layout` checked; `part` stays borrowed until the stream was waited for
             // below, also if a later call errs.
             let answer = unsafe {
-                sys::cuMemcpyHtoDAsync_v2(row, part.as_ptr().cast(), part.len(), stream.handle())
+                sys::cuMemcpyHtoDAsync_v2(
+                    address,
+                    part.as_ptr().cast(),
+                    part.len(),
+                    stream.handle(),
+                )
             };
             if let Err(error) = check("cuMemcpyHtoDAsync", answer) {
                 drop(stream.synchronize());
@@ -369,4 +403,11 @@ impl GpuMemory {
         }
         Ok(stream.synchronize()?)
     }
+}
+
+/// Where a row lies in the packed block.
+fn range(row: &Row) -> core::ops::Range<usize> {
+    let start = usize::try_from(row.slot_offset).expect("a block fits into memory");
+    let length = usize::try_from(row.bytes).expect("a block fits into memory");
+    start..start + length
 }
