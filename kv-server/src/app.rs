@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket, lookup_host};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
@@ -21,6 +21,10 @@ const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long last words may take to reach their clients.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
+
+/// Connections that may wait to be taken; the system may allow fewer. A short queue would make
+/// clients of a sudden crowd wait a second until their system tries again.
+const BACKLOG: u32 = 16_384;
 
 /// Why a server could not be started. Nothing was left running.
 #[derive(Debug, thiserror::Error)]
@@ -146,10 +150,31 @@ impl Server {
     }
 }
 
+/// Listens on the first address of that name that works.
 async fn listen(config: &Config) -> Result<TcpListener, StartError> {
-    TcpListener::bind((config.host.as_str(), config.port))
+    let error = |source| listen_error(config, source);
+    let addresses = lookup_host((config.host.as_str(), config.port))
         .await
-        .map_err(|source| listen_error(config, source))
+        .map_err(error)?;
+    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+    for address in addresses {
+        match listen_on(address) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => last = error,
+        }
+    }
+    Err(error(last))
+}
+
+fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    // A port that is only in the way because old connections linger can be taken again.
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 fn listen_error(config: &Config, source: io::Error) -> StartError {

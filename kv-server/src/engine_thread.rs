@@ -172,21 +172,22 @@ impl<E: Executor + Send + 'static, B: Backend + Send + 'static> Core for Engine<
 
 /// Hears what happens on the engine thread. Called on that thread; must be quick.
 pub(crate) trait Observer: Send + 'static {
-    /// These requests' outputs and machine events came out of a turn.
-    fn turn(&mut self, now: Time, turn: &Turn<'_>);
     /// A request was accepted.
     fn accepted(&mut self, now: Time, id: RequestId);
+    /// Something came out of a step.
+    fn output(&mut self, now: Time, output: &Output);
     /// A request is over.
     fn over(&mut self, now: Time, id: RequestId, how: Ended);
+    /// A turn is over, and what it brought is on its way to the clients.
+    fn turn(&mut self, turn: &Turn<'_>);
 }
 
 /// What one turn brought.
 #[derive(Debug)]
 pub(crate) struct Turn<'a> {
-    pub(crate) outputs: &'a [Output],
     pub(crate) events: &'a [Event],
     pub(crate) snapshot: &'a Snapshot,
-    /// How long it took.
+    /// How long its step took.
     pub(crate) span: Span,
     /// How long of that the thread was inside the backend.
     pub(crate) stall: Span,
@@ -424,9 +425,12 @@ impl<C: Core, O: Observer> Driver<C, O> {
             }
         }
         let now = self.shared.clock.now();
+        for &id in live.keys() {
+            self.observer.over(now, id, Ended::Cancelled);
+        }
         abandon(live);
         let closed = self.core.shutdown(now, CLOSE_LIMIT);
-        self.publish();
+        self.deliver(now, live);
         if closed.unconfirmed > 0 {
             tracing::warn!(
                 copies = closed.unconfirmed,
@@ -523,66 +527,71 @@ impl<C: Core, O: Observer> Driver<C, O> {
     }
 
     /// Turns what a step brought into text, and publishes the numbers.
+    ///
+    /// The numbers come last: who reads them there finds the metrics up to date, and whatever a
+    /// stop string or a client who left has changed.
     fn deliver(&mut self, started: Time, live: &mut BTreeMap<RequestId, Live>) {
         let now = self.shared.clock.now();
+        let stall = self.stalls.take();
         let mut outputs = std::mem::take(&mut self.outputs);
-        self.core.drain_events(&mut self.events);
-        let snapshot = self.publish();
-        let turn = Turn {
-            outputs: &outputs,
-            events: &self.events,
-            snapshot: &snapshot,
-            span: now.since(started),
-            stall: self.stalls.take(),
-        };
-        self.observer.turn(now, &turn);
-        self.events.clear();
         for output in outputs.drain(..) {
-            match output {
-                Output::Token {
-                    request: id,
-                    choice,
-                    sampled,
-                    finish,
-                } => {
-                    let Some(request) = live.get_mut(&id) else {
-                        continue;
-                    };
-                    match request.token(choice, &sampled, finish) {
-                        Verdict::Continue => {}
-                        Verdict::Gone => {
-                            live.remove(&id);
-                            self.core.cancel(now, id);
-                            self.observer.over(now, id, Ended::Cancelled);
-                            continue;
-                        }
-                        Verdict::StopChoice => self.core.stop(now, id, choice),
-                    }
-                    if request.is_over() {
-                        live.remove(&id);
-                        self.observer.over(now, id, Ended::Finished);
-                    }
-                }
-                Output::Failed { request: id, what } => {
-                    tracing::error!(%what, "a request failed");
-                    if let Some(request) = live.remove(&id) {
-                        self.observer.over(now, id, Ended::Failed);
-                        if request.tell(Update::Failed).is_err() {
-                            tracing::debug!("a client left before it could be told");
-                        }
-                    }
-                }
-                // Only the observer cares; and what a newer engine may add is no text.
-                _ => {}
-            }
+            self.observer.output(now, &output);
+            self.output(now, output, live);
         }
         self.outputs = outputs;
-    }
-
-    fn publish(&self) -> Snapshot {
+        self.core.drain_events(&mut self.events);
         let (engine, kv) = self.core.stats();
         let snapshot = Snapshot { engine, kv };
+        let span = now.since(started);
+        self.observer.turn(&Turn {
+            events: &self.events,
+            snapshot: &snapshot,
+            span,
+            stall,
+        });
+        self.events.clear();
         *self.shared.snapshot.lock() = snapshot;
-        snapshot
+    }
+
+    /// Tells a client; tells the engine what became of it.
+    fn output(&mut self, now: Time, output: Output, live: &mut BTreeMap<RequestId, Live>) {
+        match output {
+            Output::Token {
+                request: id,
+                choice,
+                sampled,
+                finish,
+            } => {
+                let Some(request) = live.get_mut(&id) else {
+                    return;
+                };
+                match request.token(choice, &sampled, finish) {
+                    Verdict::Continue => {}
+                    Verdict::Gone => {
+                        live.remove(&id);
+                        self.core.cancel(now, id);
+                        self.observer.over(now, id, Ended::Cancelled);
+                        return;
+                    }
+                    Verdict::StopChoice => self.core.stop(now, id, choice),
+                }
+                if request.is_over() {
+                    live.remove(&id);
+                    self.observer.over(now, id, Ended::Finished);
+                }
+            }
+            Output::Failed { request: id, what } => {
+                tracing::error!(%what, "a request failed");
+                let Some(request) = live.remove(&id) else {
+                    return;
+                };
+                self.observer.over(now, id, Ended::Failed);
+                if request.tell(Update::Failed).is_err() {
+                    tracing::debug!("a client left before it could be told");
+                }
+            }
+            // Only the observer cares; and what a newer engine may add is no text.
+            _ => {}
+        }
     }
 }

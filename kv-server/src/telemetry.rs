@@ -36,7 +36,9 @@ impl Recorder {
             steps: 0,
         }
     }
+}
 
+impl Observer for Recorder {
     fn output(&mut self, now: Time, output: &Output) {
         match output {
             Output::Admitted { waited, .. } => self.telemetry.observe_queue_wait(*waited),
@@ -59,10 +61,8 @@ impl Recorder {
             _ => {}
         }
     }
-}
 
-impl Observer for Recorder {
-    fn turn(&mut self, now: Time, turn: &Turn<'_>) {
+    fn turn(&mut self, turn: &Turn<'_>) {
         self.telemetry.mirror_machine(&turn.snapshot.kv);
         self.telemetry.mirror_engine(&sample(&turn.snapshot.engine));
         for event in turn.events {
@@ -73,9 +73,6 @@ impl Observer for Recorder {
             self.steps = turn.snapshot.engine.steps;
             self.telemetry.observe_step(turn.span);
             self.telemetry.observe_host_stall(turn.stall);
-        }
-        for output in turn.outputs {
-            self.output(now, output);
         }
     }
 

@@ -102,7 +102,9 @@ impl Core for Scripted {
 struct Deaf;
 
 impl Observer for Deaf {
-    fn turn(&mut self, _: Time, _: &Turn<'_>) {}
+    fn turn(&mut self, _: &Turn<'_>) {}
+
+    fn output(&mut self, _: Time, _: &Output) {}
 
     fn accepted(&mut self, _: Time, _: RequestId) {}
 
