@@ -21,13 +21,15 @@ use kv_scheduler::{
 const BLOCK_TOKENS: u32 = 16;
 const PROMPT_TOKENS: u32 = 512;
 const DECODE_STEPS: u32 = 32;
-const RUNS: usize = 5;
+/// Positions behind which tokens are run.
+const SHORT: u32 = 128;
+const LONG: u32 = 2048;
+const RUNS: usize = 3;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let mut arguments = std::env::args().skip(1);
-    let path = arguments
-        .next()
-        .ok_or("usage: llama_speed MODEL.gguf [THREADS]")?;
+    let usage = "usage: llama_speed MODEL.gguf [THREADS [INSTRUCTION-SET]]";
+    let path = arguments.next().ok_or(usage)?;
     let threads = match arguments.next() {
         Some(threads) => threads.parse()?,
         None => std::thread::available_parallelism()?,
@@ -36,39 +38,73 @@ fn main() -> Result<(), Box<dyn Error>> {
     let model = Arc::new(LlamaModel::load(&GgufFile::open(&path)?, threads)?);
     let load_s = start.elapsed().as_secs_f64();
     let mut bench = Bench::new(&model, threads)?;
+    if let Some(name) = arguments
+        .next()
+        .filter(|name| !bench.executor.use_instruction_set(name))
+    {
+        let there = LlamaCpu::instruction_sets().join(", ");
+        return Err(format!("no instruction set {name:?}; there are {there}").into());
+    }
     println!("model     {path}");
     println!("threads   {threads}, {}", bench.executor.instruction_set());
     println!("load      {load_s:.2} s");
 
-    let prefill = measure(|| bench.prefill())?;
-    println!("prefill   chunk {PROMPT_TOKENS:3}  {prefill}");
-    for batch in [1, 4, 8, 16] {
-        let decode = measure(|| bench.decode(batch))?;
-        println!("decode    batch {batch:3}  {decode}");
+    for position in [0, LONG - PROMPT_TOKENS] {
+        let prefill = measure(threads, || bench.prefill(position))?;
+        println!("prefill   chunk {PROMPT_TOKENS} at {position:4}  {prefill}");
+        if let Some(resident) = resident_mib() {
+            println!("resident  {resident} MiB");
+        }
     }
-    if let Some(resident) = resident_mib() {
-        println!(
-            "resident  {resident} MiB with a KV pool of {} MiB",
-            bench.pool_mib()
-        );
+    for position in [SHORT, LONG] {
+        for batch in [1, 4, 8, Bench::SEQUENCES] {
+            let decode = measure(threads, || bench.decode(batch, position))?;
+            println!("decode    batch {batch:2} at {position:4}  {decode}");
+        }
     }
     Ok(())
 }
 
-/// Best and median tokens per second.
-fn measure(mut run: impl FnMut() -> Result<f64, Box<dyn Error>>) -> Result<String, Box<dyn Error>> {
-    run()?;
-    let mut speeds = (0..RUNS).map(|_| run()).collect::<Result<Vec<_>, _>>()?;
+/// Tokens per second of a few runs: best and median; and what the processor time that they took
+/// would allow on a machine that does nothing else.
+fn measure(
+    threads: NonZero<usize>,
+    mut run: impl FnMut() -> Result<f64, Box<dyn Error>>,
+) -> Result<String, Box<dyn Error>> {
+    let mut speeds = vec![run()?];
+    let (start, used) = (Instant::now(), processor_seconds());
+    while speeds.len() <= RUNS {
+        speeds.push(run()?);
+    }
+    let wall = start.elapsed().as_secs_f64();
+    let free = match (used, processor_seconds()) {
+        (Some(before), Some(after)) if after > before => {
+            let mean = speeds[1..].len() as f64 / speeds[1..].iter().map(|s| 1.0 / s).sum::<f64>();
+            format!(
+                "  undisturbed {:6.1}",
+                mean * wall * threads.get() as f64 / (after - before)
+            )
+        }
+        _ => String::new(),
+    };
+    speeds.remove(0);
     speeds.sort_by(f64::total_cmp);
+    let (best, median) = (speeds[RUNS - 1], speeds[RUNS / 2]);
     Ok(format!(
-        "best {:6.1}  median {:6.1} tokens/s",
-        speeds[RUNS - 1],
-        speeds[RUNS / 2]
+        "best {best:6.1}  median {median:6.1}{free}  tokens/s"
     ))
 }
 
+/// Processor time of this process, where the system says it.
+fn processor_seconds() -> Option<f64> {
+    let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks: u64 = fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?;
+    // The unit is fixed at 1/100 s for programs.
+    Some(ticks as f64 / 100.0)
+}
+
 struct Bench {
-    memory: Arc<PlainMemory>,
     executor: LlamaCpu,
     vocab: u32,
     params: SamplingParams,
@@ -76,40 +112,34 @@ struct Bench {
 
 impl Bench {
     const SEQUENCES: u32 = 16;
-    const SEQUENCE_BLOCKS: u32 = (PROMPT_TOKENS + DECODE_STEPS).div_ceil(BLOCK_TOKENS);
+    const SEQUENCE_BLOCKS: u32 = (LONG + DECODE_STEPS).div_ceil(BLOCK_TOKENS);
 
     fn new(model: &Arc<LlamaModel>, threads: NonZero<usize>) -> Result<Self, Box<dyn Error>> {
         let blocks = Self::SEQUENCES * Self::SEQUENCE_BLOCKS;
         let layout = model.config().kv_layout(blocks, BLOCK_TOKENS)?;
         let memory = Arc::new(PlainMemory::new(layout));
-        let executor = LlamaCpu::new(Arc::clone(model), Arc::clone(&memory), threads)?;
+        let executor = LlamaCpu::new(Arc::clone(model), memory, threads)?;
         let vocab = model.config().vocab;
         Ok(Self {
-            memory,
             executor,
             vocab,
             params: SamplingParams::default(),
         })
     }
 
-    fn pool_mib(&self) -> u64 {
-        let layout = self.memory.layout();
-        (layout.block_bytes() * u64::from(layout.blocks())) >> 20
-    }
-
-    fn prefill(&mut self) -> Result<f64, Box<dyn Error>> {
+    fn prefill(&mut self, position: u32) -> Result<f64, Box<dyn Error>> {
         let tokens: Vec<_> = (0..PROMPT_TOKENS)
             .map(|i| TokenId((i * 7919 + 13) % self.vocab))
             .collect();
-        let seconds = self.step(1, 0, &tokens)?;
+        let seconds = self.step(1, position, &tokens)?;
         Ok(f64::from(PROMPT_TOKENS) / seconds)
     }
 
-    /// Some steps behind 128 positions; what those hold doesn't matter for speed.
-    fn decode(&mut self, batch: u32) -> Result<f64, Box<dyn Error>> {
+    /// Some steps behind so many positions; what those hold doesn't matter for speed.
+    fn decode(&mut self, batch: u32, position: u32) -> Result<f64, Box<dyn Error>> {
         let mut seconds = 0.0;
         for step in 0..DECODE_STEPS {
-            seconds += self.step(batch, 128 + step, &[TokenId(step * 31 % self.vocab)])?;
+            seconds += self.step(batch, position + step, &[TokenId(step * 31 % self.vocab)])?;
         }
         Ok(f64::from(batch * DECODE_STEPS) / seconds)
     }

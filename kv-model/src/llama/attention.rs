@@ -9,7 +9,7 @@ use std::ops::Range;
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::forward::{Scratch as ThreadScratch, Step};
-use super::kernels::{LANES, TILE_PANELS_MAX, TILE_TOKENS_MAX, Words};
+use super::kernels::{Isa, LANES, TILE_PANELS_MAX, TILE_TOKENS_MAX, Words};
 use super::math::softmax;
 use super::plan::{Held, even_pieces};
 
@@ -69,8 +69,7 @@ impl Step<'_> {
             &bytes[offset..offset + head_dim * 2]
         };
         let own = &mut scratch.attention;
-        self.isa
-            .run(|| gather_keys(&mut own.keys, positions, |p| at(layer * 2, p)));
+        gather_keys(self.isa, &mut own.keys, positions, |p| at(layer * 2, p));
         let values = |p: usize| at(layer * 2 + 1, p);
         self.isa
             .run(|| gather_values(&mut own.values, positions, head_dim, values));
@@ -238,23 +237,39 @@ fn bf16(bytes: [u8; 2]) -> f32 {
 
 /// Transposes keys: lane `l` of panel `p` is position `16 p + l`; lanes without a position are
 /// zero.
-#[inline(always)]
-fn gather_keys<'a>(keys: &mut Vec<Words>, positions: usize, key: impl Fn(usize) -> &'a [u8]) {
-    let pairs = key(0).len() / 4;
+fn gather_keys<'a>(
+    isa: Isa,
+    keys: &mut Vec<Words>,
+    positions: usize,
+    key: impl Fn(usize) -> &'a [u8],
+) {
+    const NOTHING: &[u8; 64] = &[0; 64];
+    let (whole, rest) = key(0).as_chunks::<64>();
+    let pairs = whole.len() * LANES + rest.len() / 4;
     let panels = positions.div_ceil(LANES);
     keys.resize(panels * pairs, Words::ZERO);
     for (p, panel) in keys.chunks_exact_mut(pairs).enumerate() {
-        for lane in 0..LANES {
-            let position = p * LANES + lane;
-            if position < positions {
-                for (words, bytes) in panel.iter_mut().zip(key(position).as_chunks::<4>().0) {
-                    words.0[lane] = u32::from_le_bytes(*bytes);
-                }
+        let count = LANES.min(positions - p * LANES);
+        let rows: [&[u8]; LANES] = std::array::from_fn(|lane| {
+            if lane < count {
+                key(p * LANES + lane)
             } else {
-                for words in &mut *panel {
-                    words.0[lane] = 0;
-                }
+                &[]
             }
+        });
+        let (columns, columns_rest) = panel.as_chunks_mut::<LANES>();
+        for (part, columns) in columns.iter_mut().enumerate() {
+            let rows = rows.map(|row| row.as_chunks().0.get(part).unwrap_or(NOTHING));
+            isa.transpose(&rows, columns);
+        }
+        let first = columns.len() * 64;
+        for (word, column) in columns_rest.iter_mut().enumerate() {
+            let at = first + word * 4..first + word * 4 + 4;
+            let word = |row: &[u8]| match row.get(at.clone()) {
+                Some(&[a, b, c, d]) => u32::from_le_bytes([a, b, c, d]),
+                _ => 0,
+            };
+            column.0 = rows.map(word);
         }
     }
 }
@@ -270,24 +285,33 @@ fn gather_values<'a>(
     let pairs = positions.div_ceil(2);
     let panels = head_dim.div_ceil(LANES);
     values.resize(panels * pairs, Words::ZERO);
-    let half = |bytes: &[u8; 2]| u32::from(u16::from_le_bytes(*bytes));
     for pair in 0..pairs {
-        let even = value(pair * 2).as_chunks::<2>().0;
+        let even = value(pair * 2);
         let odd = if pair * 2 + 1 < positions {
-            value(pair * 2 + 1).as_chunks::<2>().0
+            value(pair * 2 + 1)
         } else {
             &[]
         };
         for panel in 0..panels {
+            let (even, odd) = (lanes(even, panel), lanes(odd, panel));
             let words = &mut values[panel * pairs + pair].0;
-            let range = panel * LANES..head_dim.min((panel + 1) * LANES);
-            words.fill(0);
-            for (word, even) in words.iter_mut().zip(&even[range.clone()]) {
-                *word = half(even);
-            }
-            for (word, odd) in words.iter_mut().zip(odd.get(range).unwrap_or_default()) {
-                *word |= half(odd) << 16;
+            for (word, (even, odd)) in words.iter_mut().zip(even.iter().zip(odd)) {
+                *word = u32::from(*even) | u32::from(odd) << 16;
             }
         }
     }
+}
+
+/// The 16 numbers of a panel; what isn't there is zero.
+#[inline(always)]
+fn lanes(bytes: &[u8], panel: usize) -> [u16; LANES] {
+    let bytes = bytes.get(panel * LANES * 2..).unwrap_or_default();
+    if let Some(whole) = bytes.first_chunk::<{ LANES * 2 }>() {
+        return std::array::from_fn(|l| u16::from_le_bytes([whole[l * 2], whole[l * 2 + 1]]));
+    }
+    let mut numbers = [0; LANES];
+    for (number, bytes) in numbers.iter_mut().zip(bytes.as_chunks::<2>().0) {
+        *number = u16::from_le_bytes(*bytes);
+    }
+    numbers
 }

@@ -1,4 +1,5 @@
-//! The one dense kernel, for three instruction sets, and the only unsafe code of this crate.
+//! The dense kernel and a transposition, for three instruction sets; the only unsafe code of this
+//! crate.
 //!
 //! Weights are `bf16`, two neighbouring values of `k` in one 32-bit lane, 16 outputs side by side
 //! ([`Words`]); activations and sums are `f32`.
@@ -135,6 +136,21 @@ impl Isa {
         }
     }
 
+    /// Transposes 16 rows of 16 words: word `j` of row `i` becomes lane `i` of `columns[j]`.
+    pub(crate) fn transpose(self, rows: &[&[u8; 64]; LANES], columns: &mut [Words; LANES]) {
+        match self.0 {
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx512 => {
+                // SAFETY: the only requirement is that the machine has AVX-512 F; a value of this
+                // kind is made by `available` alone, after it looked.
+                unsafe { avx512::transpose(rows, columns) }
+            }
+            #[cfg(target_arch = "x86_64")]
+            Kind::Avx2 => portable::transpose(rows, columns),
+            Kind::Portable => portable::transpose(rows, columns),
+        }
+    }
+
     /// Runs `work` compiled for this instruction set, as far as the compiler inlines it: for loops
     /// over lanes that it turns into vector instructions by itself.
     #[inline]
@@ -180,8 +196,10 @@ macro_rules! for_shape {
 mod avx512 {
     use core::arch::x86_64::{
         __m512, __m512i, _mm512_and_si512, _mm512_castsi512_ps, _mm512_fmadd_ps, _mm512_load_si512,
-        _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps, _mm512_setzero_si512,
-        _mm512_slli_epi32, _mm512_storeu_ps,
+        _mm512_loadu_si512, _mm512_set1_epi32, _mm512_set1_ps, _mm512_setzero_ps,
+        _mm512_setzero_si512, _mm512_shuffle_i32x4, _mm512_slli_epi32, _mm512_store_si512,
+        _mm512_storeu_ps, _mm512_unpackhi_epi32, _mm512_unpackhi_epi64, _mm512_unpacklo_epi32,
+        _mm512_unpacklo_epi64,
     };
 
     use super::{LANES, Words};
@@ -238,6 +256,69 @@ mod avx512 {
         for (out, sum) in out.iter_mut().zip(sums.as_flattened()) {
             store(out, *sum);
         }
+    }
+
+    /// Pairs of rows by words, pairs of those by double words, then quarters.
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn transpose(rows: &[&[u8; 64]; LANES], columns: &mut [Words; LANES]) {
+        let mut words = [_mm512_setzero_si512(); LANES];
+        for (pair, rows) in words
+            .as_chunks_mut::<2>()
+            .0
+            .iter_mut()
+            .zip(rows.as_chunks::<2>().0)
+        {
+            let (a, b) = (load_bytes(rows[0]), load_bytes(rows[1]));
+            *pair = [_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b)];
+        }
+        // Quarter `q` of `words[4 g + c]` becomes column `4 q + c` of rows `4 g` to `4 g + 3`.
+        for four in words.as_chunks_mut::<4>().0 {
+            let [a, b, c, d] = *four;
+            *four = [
+                _mm512_unpacklo_epi64(a, c),
+                _mm512_unpackhi_epi64(a, c),
+                _mm512_unpacklo_epi64(b, d),
+                _mm512_unpackhi_epi64(b, d),
+            ];
+        }
+        for c in 0..4 {
+            let (a, b) = (words[c], words[4 + c]);
+            let even = _mm512_shuffle_i32x4::<0x88>(a, b);
+            let odd = _mm512_shuffle_i32x4::<0xDD>(a, b);
+            let (a, b) = (words[8 + c], words[12 + c]);
+            let even_below = _mm512_shuffle_i32x4::<0x88>(a, b);
+            let odd_below = _mm512_shuffle_i32x4::<0xDD>(a, b);
+            store_words(
+                &mut columns[c],
+                _mm512_shuffle_i32x4::<0x88>(even, even_below),
+            );
+            store_words(
+                &mut columns[4 + c],
+                _mm512_shuffle_i32x4::<0x88>(odd, odd_below),
+            );
+            store_words(
+                &mut columns[8 + c],
+                _mm512_shuffle_i32x4::<0xDD>(even, even_below),
+            );
+            store_words(
+                &mut columns[12 + c],
+                _mm512_shuffle_i32x4::<0xDD>(odd, odd_below),
+            );
+        }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn load_bytes(bytes: &[u8; 64]) -> __m512i {
+        // SAFETY: `bytes` is 64 readable bytes; this instruction asks for no alignment.
+        unsafe { _mm512_loadu_si512(bytes.as_ptr().cast()) }
+    }
+
+    #[inline]
+    #[target_feature(enable = "avx512f")]
+    fn store_words(to: &mut Words, values: __m512i) {
+        // SAFETY: `to` is 64 writable bytes, and its type is aligned to 64 bytes.
+        unsafe { _mm512_store_si512((&raw mut to.0).cast(), values) }
     }
 
     #[inline]

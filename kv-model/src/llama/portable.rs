@@ -1,4 +1,5 @@
-//! The dense kernel without vector instructions: the fallback, and what the others must equal.
+//! What [`kernels`](super::kernels) does, without vector instructions: the fallback, and what the
+//! others must equal.
 
 use super::kernels::{LANES, Words};
 
@@ -16,6 +17,15 @@ pub(super) fn tile(tokens: usize, parts: &[&[f32]], panels: &[&[Words]], out: &m
                 }
             }
             *out = sums;
+        }
+    }
+}
+
+/// See [`Isa::transpose`](super::kernels::Isa::transpose).
+pub(super) fn transpose(rows: &[&[u8; 64]; LANES], columns: &mut [Words; LANES]) {
+    for (lane, row) in rows.iter().enumerate() {
+        for (column, bytes) in columns.iter_mut().zip(row.as_chunks::<4>().0) {
+            column.0[lane] = u32::from_le_bytes(*bytes);
         }
     }
 }

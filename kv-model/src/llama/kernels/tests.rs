@@ -94,6 +94,26 @@ fn every_shape_is_one_chain_per_output_on_every_instruction_set() {
 }
 
 #[test]
+fn every_instruction_set_transposes() {
+    let bytes: [[u8; 64]; LANES] = std::array::from_fn(|i| {
+        std::array::from_fn(|j| (i * 7 + j * 3 + i * j % 5).to_le_bytes()[0])
+    });
+    for isa in Isa::available() {
+        let mut columns = [Words::ZERO; LANES];
+        isa.transpose(&bytes.each_ref(), &mut columns);
+        for (i, row) in bytes.iter().enumerate() {
+            for (j, word) in row.as_chunks::<4>().0.iter().enumerate() {
+                assert_eq!(
+                    columns[j].0[i].to_le_bytes(),
+                    *word,
+                    "{isa:?}, row {i}, word {j}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
 fn wrong_lengths_are_refused_before_anything_is_read() {
     let refused = |tokens, parts: &[&[f32]], panels: &[&[Words]], out_len: usize| {
         for isa in Isa::available() {
