@@ -41,22 +41,22 @@ fn missing(tests: &BTreeSet<String>) -> Vec<Finding> {
 /// Whether the name of a test says that it guards the id: `i04_...`, `i01_to_i09_...`, or several
 /// ids in one name.
 fn guards(test: &str, kind: char, id: u32) -> bool {
-    let number = |word: &str| -> Option<u32> {
+    let number = |kind: char, word: &str| -> Option<u32> {
         word.strip_prefix(kind)
             .filter(|digits| digits.len() == 2)?
             .parse()
             .ok()
     };
     let words: Vec<&str> = test.split('_').collect();
-    let named = words.iter().any(|word| number(word) == Some(id));
-    let starts_with_id = words.first().is_some_and(|word| number(word).is_some());
+    let begins_with_id = words
+        .first()
+        .is_some_and(|word| number('i', word).is_some() || number('s', word).is_some());
+    let named = words.iter().any(|word| number(kind, word) == Some(id));
     let in_range = words.windows(3).any(|window| {
-        window[1] == "to"
-            && number(window[0])
-                .zip(number(window[2]))
-                .is_some_and(|(a, b)| (a..=b).contains(&id))
+        let ends = number(kind, window[0]).zip(number(kind, window[2]));
+        window[1] == "to" && ends.is_some_and(|(first, last)| (first..=last).contains(&id))
     });
-    starts_with_id && (named || in_range)
+    begins_with_id && (named || in_range)
 }
 
 /// The page of the invariants has a heading for each id.
@@ -177,6 +177,7 @@ mod tests {
         assert_eq!(guarded("i02_to_i05_x_and_i10_y"), [2, 3, 4, 5, 10]);
         assert_eq!(guarded("x_i04"), [0; 0]);
         assert_eq!(guarded("s04_x"), [0; 0]);
+        assert_eq!(guarded("s04_i08_x"), [8]);
     }
 
     #[test]

@@ -54,30 +54,26 @@ fn unfinished(source: &Source, code: &str) -> Vec<Finding> {
     )
 }
 
-/// `unsafe` outside the listed files, and crate roots that don't forbid it.
+/// `unsafe` outside its places, and crate roots that don't forbid it.
 fn unsafe_code(source: &Source, code: &str) -> Vec<Finding> {
-    let listed = |path: &Path| {
-        policy::UNSAFE_FILES
+    let below = |path: &Path| {
+        policy::UNSAFE_PLACES
             .iter()
-            .any(|file| Path::new(file) == path)
+            .any(|place| path.starts_with(place))
     };
     let mut findings = Vec::new();
-    if !listed(&source.path) {
-        let found = find_lines(source, code, &["unsafe"], strip::has_word, |_| {
-            format!(
-                "has `unsafe`, but isn't listed in {}",
-                policy::UNSAFE_LEDGER
-            )
-        });
+    if !below(&source.path) {
+        let what = |_: &str| "has `unsafe`, which may not be here".to_owned();
+        let found = find_lines(source, code, &["unsafe"], strip::has_word, what);
         // One is enough: the answer is about the file.
         findings.extend(found.into_iter().next());
     }
     let Some(krate) = crate_of_root(&source.path) else {
         return findings;
     };
-    let may = policy::UNSAFE_FILES
+    let may = policy::UNSAFE_PLACES
         .iter()
-        .any(|file| Path::new(file).starts_with(krate));
+        .any(|place| Path::new(place).starts_with(krate));
     if !may && !code.contains("#![forbid(unsafe_code)]") {
         let what = "is a crate root without `#![forbid(unsafe_code)]`";
         findings.push(Finding::new(&source.path, 1, what));
@@ -142,14 +138,12 @@ fn find_lines(
     findings
 }
 
-/// The page that accounts for `unsafe` names exactly the listed files.
+/// The page that accounts for `unsafe` names exactly the files that have some.
 fn ledger(sources: &[Source]) -> Vec<Finding> {
     let page = policy::UNSAFE_LEDGER;
     let Some(ledger) = sources.iter().find(|source| source.path == Path::new(page)) else {
         return vec![Finding::new(page, 1, "is missing")];
     };
-    let listed: BTreeSet<&str> = policy::UNSAFE_FILES.iter().copied().collect();
-    // One section per file, with the file as its heading.
     let headings = ledger
         .text
         .lines()
@@ -159,30 +153,33 @@ fn ledger(sources: &[Source]) -> Vec<Finding> {
         .filter(|name| is_source(name))
         .collect();
     let mut findings = Vec::new();
-    for file in listed.difference(&named) {
-        findings.push(Finding::new(
-            page,
-            1,
-            format!("does not account for {file}"),
-        ));
+    for source in sources.iter().filter(|source| source.is("rs")) {
+        let code = strip::code(&source.text);
+        let name = source.path.to_string_lossy();
+        let place = code
+            .lines()
+            .position(|line| strip::has_word(line, "unsafe"));
+        match (place, named.contains(&*name)) {
+            (Some(index), false) => {
+                let what = format!("has `unsafe`, but no section in {page}");
+                findings.push(Finding::new(&source.path, index + 1, what));
+            }
+            (None, true) => {
+                let line = line_of(&ledger.text, |line| line.contains(&*name));
+                let what = format!("accounts for {name}, which has no `unsafe`");
+                findings.push(Finding::new(page, line, what));
+            }
+            (Some(_), true) | (None, false) => {}
+        }
     }
-    for file in named.difference(&listed) {
-        let line = line_of(&ledger.text, |line| line.contains(file));
+    let exists = |name: &str| sources.iter().any(|source| source.path == Path::new(name));
+    for name in named.into_iter().filter(|name| !exists(name)) {
+        let line = line_of(&ledger.text, |line| line.contains(name));
         findings.push(Finding::new(
             page,
             line,
-            format!("accounts for {file}, which isn't listed"),
+            format!("accounts for {name}, which isn't there"),
         ));
-    }
-    for file in listed {
-        let found = sources.iter().find(|source| source.path == Path::new(file));
-        if !found.is_some_and(|source| strip::has_word(&strip::code(&source.text), "unsafe")) {
-            findings.push(Finding::new(
-                file,
-                1,
-                "is listed for `unsafe`, but has none",
-            ));
-        }
     }
     findings
 }
@@ -252,6 +249,30 @@ mod tests {
                 "{expected}: {found:?}"
             );
         }
+    }
+
+    #[test]
+    fn the_ledger_names_exactly_the_files_with_unsafe() {
+        let source = |path: &str, text: &str| Source {
+            path: path.into(),
+            text: text.into(),
+        };
+        let sources = [
+            source("a.rs", "//! x\nunsafe {}\n"),
+            source("b.rs", "//! x\nunsafe {}\n"),
+            source("c.rs", "//! unsafe\n"),
+            source(
+                policy::UNSAFE_LEDGER,
+                "# x\n\n## a.rs\n\n## c.rs\n\n## d.rs\n",
+            ),
+        ];
+        let found: Vec<_> = ledger(&sources).iter().map(ToString::to_string).collect();
+        let expected = [
+            "b.rs:2: has `unsafe`, but no section in docs/unsafe.md",
+            "docs/unsafe.md:5: accounts for c.rs, which has no `unsafe`",
+            "docs/unsafe.md:7: accounts for d.rs, which isn't there",
+        ];
+        assert_eq!(found, expected);
     }
 
     #[test]
