@@ -136,6 +136,10 @@ fn simulation() -> Result<()> {
         seed: None,
         worlds: Some(WORLDS),
         minutes: None,
+        self_test: false,
+        soak: false,
+        trace: None,
+        args: Vec::new(),
     })
 }
 

@@ -39,7 +39,7 @@ xflags::xflags! {
             repeated args: OsString
         }
 
-        /// Runs the simulated worlds of kv-scheduler.
+        /// Runs the engine in simulated worlds, each made by one seed.
         cmd sim {
             /// Replay this one world.
             optional --seed seed: u64
@@ -47,6 +47,14 @@ xflags::xflags! {
             optional --worlds worlds: u64
             /// Run new worlds for so long instead.
             optional --minutes minutes: u64
+            /// Instead: plant known faults, one by one, and show that each is caught
+            optional --self-test
+            /// Instead: a million swap cycles in one process
+            optional --soak
+            /// Instead: compare policies over a trace of requests, in virtual time
+            optional --trace file: PathBuf
+            /// After `--`, with --trace: further flags of that comparison
+            repeated args: OsString
         }
 
         /// Checks the rules of this repository that the compiler does not check.

@@ -1,9 +1,9 @@
-//! `cargo xtask sim`: many small simulated worlds, each made by one seed.
+//! `cargo xtask sim`: the engine in worlds that one seed makes, for as long as wanted.
 
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 
 use crate::flags::Sim;
 use crate::{process, repo};
@@ -11,14 +11,38 @@ use crate::{process, repo};
 /// How long building and running may take beyond the minutes that were asked for.
 const LIMIT: Duration = Duration::from_mins(60);
 
-/// Runs the simulation test of kv-scheduler; its own words name the seed of a world that failed.
+/// Swap cycles of a soak.
+const SOAK_CYCLES: u64 = 1_000_000;
+
+/// Runs worlds, or one of the other kinds that the flags name. What fails names its seed.
 ///
 /// # Errors
 ///
-/// If a world failed or the test could not be built.
+/// If something failed, or could not be built.
 pub(crate) fn run(flags: &Sim) -> Result<()> {
+    ensure!(
+        u8::from(flags.self_test) + u8::from(flags.soak) + u8::from(flags.trace.is_some()) <= 1,
+        "--self-test, --soak and --trace exclude each other"
+    );
     println!("sim: commit {}", repo::commit());
-    let mut cargo = command();
+    if flags.self_test {
+        return process::run(&mut test("self_test"), LIMIT);
+    }
+    if flags.soak {
+        println!("sim: {SOAK_CYCLES} swap cycles");
+        return process::run(
+            test("soak").env("KV_SOAK_CYCLES", SOAK_CYCLES.to_string()),
+            LIMIT,
+        );
+    }
+    if let Some(trace) = &flags.trace {
+        return process::run(example().arg("--trace").arg(trace).args(&flags.args), LIMIT);
+    }
+    worlds(flags)
+}
+
+fn worlds(flags: &Sim) -> Result<()> {
+    let mut cargo = test("sim");
     let mut limit = LIMIT;
     if let Some(seed) = flags.seed {
         println!("sim: replaying seed {seed}");
@@ -34,8 +58,8 @@ pub(crate) fn run(flags: &Sim) -> Result<()> {
     process::run(&mut cargo, limit)
 }
 
-/// The test program, chosen as the test step of CI builds it, so that nothing is built twice.
-fn command() -> Command {
+/// A test program, chosen as the test step of CI builds it, so that nothing is built twice.
+fn test(name: &str) -> Command {
     let mut cargo = Command::new("cargo");
     cargo
         .current_dir(repo::root())
@@ -46,8 +70,25 @@ fn command() -> Command {
             "--workspace",
             "--all-features",
             "--test",
-            "sim",
+            name,
         ])
         .args(["--", "--nocapture"]);
+    cargo
+}
+
+/// The program that compares policies over request traces.
+fn example() -> Command {
+    let mut cargo = Command::new("cargo");
+    cargo
+        .current_dir(repo::root())
+        .args([
+            "run",
+            "--quiet",
+            "--locked",
+            "--release",
+            "--package",
+            "kv-scheduler",
+        ])
+        .args(["--example", "trace_sim", "--"]);
     cargo
 }
