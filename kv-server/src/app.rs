@@ -5,15 +5,15 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, lookup_host};
+use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use crate::assembly::{self, AssemblyError, Model};
 use crate::config::Config;
-use crate::routes;
-use crate::state::AppState;
+use crate::engine_thread::EngineHandle;
+use crate::{listen, routes};
 
 /// How long the engine may take to end once it was told to give everything up: one step, and the
 /// time for which it waits for copies.
@@ -21,10 +21,6 @@ const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long last words may take to reach their clients.
 const GOODBYE_LIMIT: Duration = Duration::from_secs(2);
-
-/// Connections that may wait to be taken; the system may allow fewer. A short queue would make
-/// clients of a sudden crowd wait a second until their system tries again.
-const BACKLOG: u32 = 16_384;
 
 /// Why a server could not be started. Nothing was left running.
 #[derive(Debug, thiserror::Error)]
@@ -56,14 +52,24 @@ pub enum Ended {
     LeftBehind,
 }
 
-/// A server that takes requests.
+/// Ends the engine thread of a server that was dropped instead of shut down.
+#[derive(Debug)]
+struct EngineGuard(EngineHandle);
+
+impl Drop for EngineGuard {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A server that takes requests. Dropping it gives every request up.
 #[derive(Debug)]
 pub struct Server {
     address: SocketAddr,
-    state: Arc<AppState>,
     /// Tells the task that serves connections to end.
     close: watch::Sender<bool>,
-    serving: JoinHandle<io::Result<()>>,
+    serving: JoinHandle<()>,
+    engine: EngineGuard,
 }
 
 impl Server {
@@ -74,7 +80,7 @@ impl Server {
     /// [`StartError`] names the flag, the file or the address.
     pub async fn start(config: &Config) -> Result<Self, StartError> {
         // The address first: it is checked at once, a model takes seconds.
-        let listener = listen(config).await?;
+        let listener = bind(config).await?;
         let model = Model::load(config)?;
         Self::with_listener(config, model, listener)
     }
@@ -85,7 +91,7 @@ impl Server {
     ///
     /// [`StartError`] names the flag or the address.
     pub async fn start_with(config: &Config, model: Model) -> Result<Self, StartError> {
-        let listener = listen(config).await?;
+        let listener = bind(config).await?;
         Self::with_listener(config, model, listener)
     }
 
@@ -97,22 +103,20 @@ impl Server {
         let address = listener
             .local_addr()
             .map_err(|source| listen_error(config, source))?;
-        let state = Arc::new(assembly::assemble(config, model)?);
+        let state = assembly::assemble(config, model)?;
+        let engine = EngineGuard(state.engine.clone());
         let (close, mut closed) = watch::channel(false);
-        let app = routes::router(Arc::clone(&state));
         let end = async move {
             // An error means that the server was dropped: an end, too.
             if closed.wait_for(|&closed| closed).await.is_err() {
                 tracing::debug!("the server was dropped");
             }
         };
-        let serving =
-            tokio::spawn(
-                async move { axum::serve(listener, app).with_graceful_shutdown(end).await },
-            );
+        let app = routes::router(Arc::new(state));
+        let serving = tokio::spawn(listen::serve(listener, app, end));
         Ok(Self {
             address,
-            state,
+            engine,
             close,
             serving,
         })
@@ -127,7 +131,7 @@ impl Server {
     /// Refuses new requests, lets the others finish for at most `grace`, tells everybody who is
     /// left, and closes.
     pub async fn shut_down(self, grace: Duration) -> Ended {
-        let engine = &self.state.engine;
+        let engine = &self.engine.0;
         engine.drain();
         let mut ended = Ended::Finished;
         if timeout(grace, engine.ended()).await.is_err() {
@@ -140,8 +144,7 @@ impl Server {
         self.close.send_replace(true);
         let mut serving = self.serving;
         match timeout(GOODBYE_LIMIT, &mut serving).await {
-            Ok(Ok(Ok(()))) => {}
-            Ok(Ok(Err(error))) => tracing::warn!(%error, "the listener failed"),
+            Ok(Ok(())) => {}
             Ok(Err(error)) => tracing::warn!(%error, "the listener's task failed"),
             // Connections that a client holds open end with the process.
             Err(_) => serving.abort(),
@@ -150,31 +153,10 @@ impl Server {
     }
 }
 
-/// Listens on the first address of that name that works.
-async fn listen(config: &Config) -> Result<TcpListener, StartError> {
-    let error = |source| listen_error(config, source);
-    let addresses = lookup_host((config.host.as_str(), config.port))
+async fn bind(config: &Config) -> Result<TcpListener, StartError> {
+    listen::listen(&config.host, config.port)
         .await
-        .map_err(error)?;
-    let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-    for address in addresses {
-        match listen_on(address) {
-            Ok(listener) => return Ok(listener),
-            Err(error) => last = error,
-        }
-    }
-    Err(error(last))
-}
-
-fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = match address {
-        SocketAddr::V4(_) => TcpSocket::new_v4(),
-        SocketAddr::V6(_) => TcpSocket::new_v6(),
-    }?;
-    // A port that is only in the way because old connections linger can be taken again.
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
+        .map_err(|source| listen_error(config, source))
 }
 
 fn listen_error(config: &Config, source: io::Error) -> StartError {

@@ -14,7 +14,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Wake, Waker};
 use std::thread;
 
@@ -35,6 +35,10 @@ const CLOSE_LIMIT: Span = Span::from_secs(5);
 
 /// A step that takes longer makes the server unhealthy.
 const STEP_LIMIT: Span = Span::from_secs(120);
+
+/// After so many turns in a row in which requests failed and no token came, the server is
+/// unhealthy, until the next token.
+const FAILED_TURNS_MAX: u32 = 3;
 
 /// What handlers and signals tell the thread.
 #[derive(Debug)]
@@ -71,6 +75,8 @@ pub(crate) enum Health {
     Dead,
     /// It finishes what it has.
     Draining,
+    /// In that many turns in a row requests failed and no token came.
+    Failing(u32),
     /// It serves.
     Healthy,
     /// It has not come back from one step for that long.
@@ -94,6 +100,8 @@ struct Shared {
     draining: AtomicBool,
     dead: AtomicBool,
     wedged: AtomicBool,
+    /// Turns since the last token in which requests failed.
+    failed_turns: AtomicU32,
     /// When the running turn began, in nanoseconds, plus 1; 0 while the thread waits.
     turn_since: AtomicU64,
 }
@@ -256,6 +264,7 @@ impl EnginePort {
             draining: AtomicBool::new(false),
             dead: AtomicBool::new(false),
             wedged: AtomicBool::new(false),
+            failed_turns: AtomicU32::new(0),
             turn_since: AtomicU64::new(0),
         });
         let (ended_sender, ended) = watch::channel(false);
@@ -336,6 +345,10 @@ impl EngineHandle {
         }
         if shared.wedged.load(Ordering::Acquire) {
             return Health::Wedged;
+        }
+        let failed = shared.failed_turns.load(Ordering::Acquire);
+        if failed >= FAILED_TURNS_MAX {
+            return Health::Failing(failed);
         }
         match shared.turn_since.load(Ordering::Acquire).checked_sub(1) {
             Some(since) => {
@@ -534,6 +547,7 @@ impl<C: Core, O: Observer> Driver<C, O> {
         let now = self.shared.clock.now();
         let stall = self.stalls.take();
         let mut outputs = std::mem::take(&mut self.outputs);
+        self.note_failures(&outputs);
         for output in outputs.drain(..) {
             self.observer.output(now, &output);
             self.output(now, output, live);
@@ -551,6 +565,16 @@ impl<C: Core, O: Observer> Driver<C, O> {
         });
         self.events.clear();
         *self.shared.snapshot.lock() = snapshot;
+    }
+
+    /// Counts turns that only failed.
+    fn note_failures(&self, outputs: &[Output]) {
+        let any = |wanted: fn(&Output) -> bool| outputs.iter().any(wanted);
+        if any(|output| matches!(output, Output::Token { .. })) {
+            self.shared.failed_turns.store(0, Ordering::Release);
+        } else if any(|output| matches!(output, Output::Failed { .. })) {
+            self.shared.failed_turns.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// Tells a client; tells the engine what became of it.

@@ -154,7 +154,9 @@ impl Generation {
         match self.engine.health() {
             Health::Dead => ApiError::engine_dead(),
             Health::Draining => ApiError::shutting_down(),
-            Health::Healthy | Health::Stuck(_) | Health::Wedged => ApiError::failed(),
+            Health::Failing(_) | Health::Healthy | Health::Stuck(_) | Health::Wedged => {
+                ApiError::failed()
+            }
         }
     }
 

@@ -16,6 +16,7 @@ pub mod config;
 mod engine_thread;
 mod error;
 mod generation;
+mod listen;
 mod plan;
 mod routes;
 mod shutdown;

@@ -113,7 +113,7 @@ impl AppState {
         match self.engine.health() {
             Health::Dead => Err(ApiError::engine_dead()),
             Health::Draining => Err(ApiError::shutting_down()),
-            Health::Healthy | Health::Stuck(_) | Health::Wedged => Ok(()),
+            Health::Failing(_) | Health::Healthy | Health::Stuck(_) | Health::Wedged => Ok(()),
         }
     }
 }

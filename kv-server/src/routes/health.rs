@@ -17,6 +17,9 @@ pub(super) async fn handle(State(state): State<Arc<AppState>>) -> Response {
         }
         Health::Dead => "the engine has stopped".to_owned(),
         Health::Draining => "the server is shutting down".to_owned(),
+        Health::Failing(turns) => {
+            format!("in {turns} steps in a row requests failed and no token came")
+        }
         Health::Stuck(span) => {
             format!(
                 "the engine has been in one step for {} s",

@@ -136,6 +136,46 @@ async fn a_failed_step_fails_its_requests_and_no_others() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_executor_that_only_fails_makes_the_server_unhealthy() {
+    let server = Fixture::with(&[], faulty(oracle(&[]), 0, Fault::Errors(3))).await;
+    let client = server.client;
+    for _ in 0..3 {
+        assert_eq!(client.get("/health").await.status, 200);
+        let failed = client.json(TEXT, &json!({ "prompt": "a" })).await;
+        assert!(failed.refusal().starts_with("500 internal_error"));
+        client.until_idle().await;
+    }
+    client
+        .until_unhealthy("in 3 steps in a row requests failed and no token came")
+        .await;
+    let good = client.json(TEXT, &json!({ "prompt": "b" })).await.ok();
+    assert_eq!(good["usage"]["completion_tokens"], 16);
+    assert_eq!(
+        client.get("/health").await.status,
+        200,
+        "a token proves that it works"
+    );
+    server.end().await;
+}
+
+/// A server that is dropped leaves no thread behind and no client waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_dropped_server_tells_its_clients() {
+    let gate = Gate::default();
+    let server = Fixture::with(&[], gate.guard(oracle(&[]))).await;
+    let client = server.client;
+    let waiting = tokio::spawn(async move { client.json(TEXT, &long("a")).await });
+    gate.arrived(1).await;
+    drop(server);
+    gate.allow(1);
+    let told = within(waiting).await.unwrap();
+    assert_eq!(
+        told.refusal(),
+        "503 shutting_down: the server is shutting down"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_dead_engine_is_told_to_everybody() {
     let server = Fixture::with(&[], faulty(oracle(&[]), 5, Fault::Panic)).await;
     let client = server.client;

@@ -141,7 +141,10 @@ impl Executor for Gated {
 /// What a bad executor does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
+    /// Once.
     Error,
+    /// So many times from then on.
+    Errors(u64),
     Panic,
 }
 
@@ -167,9 +170,12 @@ struct Faulty {
 impl Executor for Faulty {
     fn execute(&mut self, batch: &Batch<'_>) -> Result<StepOutput, ExecuteError> {
         if self.step == 0 {
-            self.step = u64::MAX;
+            match &mut self.fault {
+                Fault::Errors(left) if *left > 1 => *left -= 1,
+                _ => self.step = u64::MAX,
+            }
             return match self.fault {
-                Fault::Error => Err(ExecuteError {
+                Fault::Error | Fault::Errors(_) => Err(ExecuteError {
                     what: "planted".to_owned(),
                 }),
                 Fault::Panic => panic!("planted"),
