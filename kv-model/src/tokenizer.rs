@@ -14,6 +14,7 @@ mod byte_level;
 mod cut;
 mod gguf;
 mod oracle;
+mod sentence_piece;
 mod table;
 
 /// What to do with text that looks like a special token.
@@ -152,6 +153,14 @@ pub enum TokenizerError {
         file: PathBuf,
         /// Which merge, counted from 0.
         index: usize,
+    },
+    /// A vocabulary with byte fallback lacks one of the bytes.
+    #[error("{file}: there is no token for byte {byte:#04x}", file = file.display())]
+    MissingByte {
+        /// Which file.
+        file: PathBuf,
+        /// The first one that is missing.
+        byte: u8,
     },
     /// The vocabulary makes no sense to the library, or a file can't be written.
     #[error("{file}: the tokenizer can't be {action}", file = file.display())]

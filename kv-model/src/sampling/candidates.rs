@@ -149,7 +149,7 @@ impl Candidates {
             mass += f64::from(ranked.weight);
             mass >= needed
         });
-        reached.or(rest.last()).copied()
+        reached.or_else(|| rest.last()).copied()
     }
 
     /// Takes the weight from all tokens that rank after `last`.

@@ -11,7 +11,7 @@ use tokenizers::{AddedToken, Tokenizer as Library};
 
 use super::cut::Cut;
 use super::table::TokenTable;
-use super::{EncodeError, SpecialTokens, Tokenizer, TokenizerError, byte_level};
+use super::{EncodeError, SpecialTokens, Tokenizer, TokenizerError, byte_level, sentence_piece};
 use crate::gguf::GgufFile;
 
 const MODEL: &str = "tokenizer.ggml.model";
@@ -23,11 +23,17 @@ const BOS: &str = "tokenizer.ggml.bos_token_id";
 const EOS: &str = "tokenizer.ggml.eos_token_id";
 const EOT: &str = "tokenizer.ggml.eot_token_id";
 const ADD_BOS: &str = "tokenizer.ggml.add_bos_token";
+const ADD_SPACE: &str = "tokenizer.ggml.add_space_prefix";
+const SCORES: &str = "tokenizer.ggml.scores";
 
+/// `tokenizer.ggml.token_type` of what stands for text that can't be said.
+const UNKNOWN: i64 = 2;
 /// `tokenizer.ggml.token_type` of a mark for the model.
 const CONTROL: i64 = 3;
 /// `tokenizer.ggml.token_type` of a piece of text that is never cut.
 const USER_DEFINED: i64 = 4;
+/// `tokenizer.ggml.token_type` of a byte.
+const BYTE: i64 = 6;
 
 /// Marks that end a turn or a text, whatever the file says is its end.
 const ENDS: [&str; 8] = [
@@ -41,10 +47,60 @@ const ENDS: [&str; 8] = [
     "<EOT>",
 ];
 
-/// A byte-level BPE tokenizer (`tokenizer.ggml.model` = `gpt2`), with the ways of cutting text
-/// that Llama-family models use.
+/// How a vocabulary is to be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    ByteLevel(Cut),
+    SentencePiece {
+        /// A space is put before each text, and before what follows a special token.
+        prefix_space: bool,
+    },
+}
+
+impl Kind {
+    fn new(file: &GgufFile) -> Result<Self, TokenizerError> {
+        let model = file
+            .metadata_string(MODEL)?
+            .ok_or_else(|| file.missing_metadata(MODEL))?;
+        match model {
+            "gpt2" => Ok(Self::ByteLevel(cut(file)?)),
+            "llama" => {
+                let prefix_space = file.metadata_bool(ADD_SPACE)?.unwrap_or(true);
+                Ok(Self::SentencePiece { prefix_space })
+            }
+            _ => Err(TokenizerError::Unsupported {
+                file: file.path().to_owned(),
+                key: MODEL,
+                found: model.to_owned(),
+                supported: "gpt2, llama",
+            }),
+        }
+    }
+
+    /// Whether texts start with the start token if the file says nothing about it.
+    const fn adds_bos(self) -> bool {
+        match self {
+            Self::ByteLevel(cut) => cut.adds_bos(),
+            Self::SentencePiece { .. } => true,
+        }
+    }
+
+    fn decode(self, token: &str, token_type: i64) -> Vec<u8> {
+        match (token_type, self) {
+            (CONTROL | USER_DEFINED | UNKNOWN, _) => token.as_bytes().to_vec(),
+            (_, Self::ByteLevel(_)) => byte_level::decode(token).collect(),
+            (BYTE, Self::SentencePiece { .. }) => sentence_piece::decode_byte(token),
+            (_, Self::SentencePiece { .. }) => sentence_piece::decode(token),
+        }
+    }
+}
+
+/// A tokenizer of one of the kinds that Llama-family models have: byte-level BPE
+/// (`tokenizer.ggml.model` = `gpt2`) with some known ways of cutting text, or SentencePiece's BPE
+/// with byte fallback (`llama`).
 pub struct GgufTokenizer {
     file: PathBuf,
+    kind: Kind,
     parsing: Library,
     /// As `parsing`, but special tokens are text; made when first needed.
     literal: OnceLock<Box<Library>>,
@@ -71,19 +127,7 @@ impl GgufTokenizer {
     ///
     /// [`TokenizerError`] names the key that is missing, of an unknown kind, or inconsistent.
     pub fn new(file: &GgufFile) -> Result<Self, TokenizerError> {
-        let path = file.path();
-        let model = file
-            .metadata_string(MODEL)?
-            .ok_or_else(|| file.missing_metadata(MODEL))?;
-        if model != "gpt2" {
-            return Err(TokenizerError::Unsupported {
-                file: path.to_owned(),
-                key: MODEL,
-                found: model.to_owned(),
-                supported: "gpt2",
-            });
-        }
-        let cut = cut(file)?;
+        let kind = Kind::new(file)?;
         let tokens = file
             .metadata_string_array(TOKENS)?
             .ok_or_else(|| file.missing_metadata(TOKENS))?;
@@ -99,15 +143,16 @@ impl GgufTokenizer {
         stop_tokens.sort_unstable();
         stop_tokens.dedup();
         Ok(Self {
-            file: path.to_owned(),
-            parsing: library(file, tokens, &types, cut)?,
+            file: file.path().to_owned(),
+            kind,
+            parsing: library(file, tokens, &types, kind)?,
             literal: OnceLock::new(),
-            table: table(tokens, &types),
+            table: table(tokens, &types, kind),
             bos,
             adds_bos: bos.is_some()
                 && file
                     .metadata_bool(ADD_BOS)?
-                    .unwrap_or_else(|| cut.adds_bos()),
+                    .unwrap_or_else(|| kind.adds_bos()),
             eos,
             stop_tokens,
         })
@@ -168,6 +213,10 @@ impl Tokenizer for GgufTokenizer {
             .encode_fast(text, false)
             .map_err(EncodeError::Library)?;
         let tokens: Vec<_> = encoding.get_ids().iter().copied().map(TokenId).collect();
+        if let Kind::SentencePiece { .. } = self.kind {
+            // The prefix is not of the text, so there is no simple way to compare.
+            return Ok(tokens);
+        }
         // The library leaves out what the vocabulary has no token for.
         let said: usize = tokens
             .iter()
@@ -245,13 +294,13 @@ fn token_id(
     }
 }
 
-fn table(tokens: &[String], types: &[i64]) -> TokenTable {
+fn table(tokens: &[String], types: &[i64], kind: Kind) -> TokenTable {
     let mut table = TokenTable::default();
-    for (token, &kind) in tokens.iter().zip(types) {
-        match kind {
-            CONTROL | USER_DEFINED => table.push(token.bytes(), kind == CONTROL),
-            _ => table.push(byte_level::decode(token), false),
-        }
+    for (token, &token_type) in tokens.iter().zip(types) {
+        table.push(
+            kind.decode(token, token_type),
+            [CONTROL, UNKNOWN].contains(&token_type),
+        );
     }
     table
 }
@@ -260,7 +309,7 @@ fn library(
     file: &GgufFile,
     tokens: &[String],
     types: &[i64],
-    cut: Cut,
+    kind: Kind,
 ) -> Result<Library, TokenizerError> {
     let failed = |source| TokenizerError::Library {
         file: file.path().to_owned(),
@@ -272,22 +321,58 @@ fn library(
         // Should a token be there twice, its first id counts.
         vocab.entry(token.clone()).or_insert(id.0);
     }
-    let model = BPE::builder()
-        .vocab_and_merges(vocab, merges(file)?)
-        .ignore_merges(cut.takes_whole_words())
-        .build()
-        .map_err(failed)?;
-    let mut library = Library::new(model);
-    library.with_pre_tokenizer(Some(cut.steps().map_err(failed)?));
-    library.with_decoder(Some(ByteLevel::default()));
+    let mut library = match kind {
+        Kind::ByteLevel(cut) => {
+            let builder = BPE::builder().vocab_and_merges(vocab, merges(file)?);
+            let model = builder
+                .ignore_merges(cut.takes_whole_words())
+                .build()
+                .map_err(failed)?;
+            let mut library = Library::new(model);
+            library.with_pre_tokenizer(Some(cut.steps().map_err(failed)?));
+            library.with_decoder(Some(ByteLevel::default()));
+            library
+        }
+        Kind::SentencePiece { prefix_space } => {
+            let scores = scores(file, tokens.len())?;
+            if let Some(byte) = sentence_piece::missing_byte(&vocab) {
+                return Err(TokenizerError::MissingByte {
+                    file: file.path().to_owned(),
+                    byte,
+                });
+            }
+            let model = sentence_piece::model(vocab, tokens, scores).map_err(failed)?;
+            let mut library = Library::new(model);
+            let normalizer = sentence_piece::normalizer(prefix_space).map_err(failed)?;
+            library.with_normalizer(Some(normalizer)).map_err(failed)?;
+            library.with_decoder(Some(sentence_piece::decoder(prefix_space).map_err(failed)?));
+            library
+        }
+    };
     let added = tokens
         .iter()
         .zip(types)
-        .filter(|&(_, &kind)| [CONTROL, USER_DEFINED].contains(&kind));
-    let added = added
-        .map(|(token, &kind)| AddedToken::from(token.clone(), kind == CONTROL).normalized(false));
+        .filter(|&(_, token_type)| [CONTROL, USER_DEFINED].contains(token_type))
+        .map(|(token, &token_type)| {
+            AddedToken::from(token.clone(), token_type == CONTROL).normalized(false)
+        });
     library.add_tokens(added).map_err(failed)?;
     Ok(library)
+}
+
+fn scores(file: &GgufFile, tokens: usize) -> Result<&[f32], TokenizerError> {
+    let scores = file
+        .metadata_f32_array(SCORES)?
+        .ok_or_else(|| file.missing_metadata(SCORES))?;
+    if scores.len() == tokens {
+        return Ok(scores);
+    }
+    Err(TokenizerError::Length {
+        file: file.path().to_owned(),
+        key: SCORES,
+        found: scores.len(),
+        tokens,
+    })
 }
 
 fn cut(file: &GgufFile) -> Result<Cut, TokenizerError> {

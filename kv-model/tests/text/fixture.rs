@@ -9,6 +9,7 @@ use kv_model::gguf::GgufFile;
 #[derive(Clone, Debug)]
 pub(crate) enum Value {
     Bool(bool),
+    Floats(Vec<f32>),
     Ints(Vec<i32>),
     Text(String),
     Texts(Vec<String>),
@@ -30,6 +31,14 @@ impl Value {
             Self::Bool(value) => {
                 word(7);
                 bytes.push(u8::from(*value));
+            }
+            Self::Floats(values) => {
+                word(9);
+                word(6);
+                length(bytes, values.len());
+                values
+                    .iter()
+                    .for_each(|value| bytes.extend(value.to_le_bytes()));
             }
             Self::Ints(values) => {
                 word(9);

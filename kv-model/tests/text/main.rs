@@ -6,4 +6,5 @@ mod chat;
 mod detokenize;
 mod fixture;
 mod real;
+mod sentence_piece;
 mod tokenizer;

@@ -202,7 +202,7 @@ fn unusable_tokenizers_are_named() {
     let text = |text| Some(Value::text(text));
     assert_eq!(
         message("tokenizer.ggml.model", text("bert")),
-        "tokenizer.ggml.model is \"bert\", must be one of gpt2",
+        "tokenizer.ggml.model is \"bert\", must be one of gpt2, llama",
     );
     let pre = message("tokenizer.ggml.pre", text("tekken"));
     assert!(
