@@ -145,7 +145,7 @@ fn simulation() -> Result<()> {
 
 /// The client that most people use, against the oracle.
 fn openai() -> Result<()> {
-    let python = python::environment("openai-client", &["openai>=2,<3"])?;
+    let python = python::environment("openai-client", &["openai>=2,<3"], &[])?;
     let program = server::build(Profile::Test)?;
     let args = ["--model", "oracle", "--kv-swap-mode", "async"].map(str::to_owned);
     let server = Server::start(&program, &args)?;

@@ -15,6 +15,12 @@ xflags::xflags! {
         /// Builds the API documentation with warnings as errors, and checks the links of all pages.
         cmd docs {}
 
+        /// What needs a GPU.
+        cmd gpu {
+            /// Builds the GPU tests and the benchmark as programs to carry to a machine with one
+            cmd build {}
+        }
+
         /// Brings the default model into `models/`, once.
         cmd model {}
 
@@ -32,6 +38,9 @@ xflags::xflags! {
             /// A built kv-server, instead of building one
             optional --server path: PathBuf
         }
+
+        /// Turns the CUDA kernels into text that the driver compiles.
+        cmd ptx {}
 
         /// Serves the default model on this machine's CPUs, with a KV cache of a few hundred blocks.
         cmd serve {

@@ -14,11 +14,13 @@ mod ci;
 mod clock;
 mod docs;
 mod flags;
+mod gpu;
 mod interrupt;
 mod markdown;
 mod model;
 mod pressure;
 mod process;
+mod ptx;
 mod python;
 mod repo;
 mod serve;
@@ -28,14 +30,18 @@ mod tidy;
 
 use std::process::ExitCode;
 
-use flags::{Xtask, XtaskCmd};
+use flags::{GpuCmd, Xtask, XtaskCmd};
 
 fn main() -> ExitCode {
     let result = match Xtask::from_env_or_exit().subcommand {
         XtaskCmd::Ci(flags) => ci::run(&flags),
         XtaskCmd::Docs(_) => docs::run(),
+        XtaskCmd::Gpu(flags) => match flags.subcommand {
+            GpuCmd::Build(_) => gpu::build(),
+        },
         XtaskCmd::Model(_) => model::run(),
         XtaskCmd::Pressure(flags) => pressure::run(&flags),
+        XtaskCmd::Ptx(_) => ptx::run(),
         XtaskCmd::Serve(flags) => serve::run(&flags),
         XtaskCmd::Sim(flags) => sim::run(&flags),
         XtaskCmd::Tidy(_) => tidy::run(),

@@ -32,12 +32,12 @@ pub(crate) fn with_pip() -> Result<String> {
 
 /// The interpreter of a virtual environment of that name with these packages in it.
 ///
-/// It lies in the build folder; one that is complete is used again.
+/// It lies in the build folder; one that is complete is used again. `pip_args` go to `pip install`.
 ///
 /// # Errors
 ///
 /// If it can't be made or a package can't be installed; the text says why.
-pub(crate) fn environment(name: &str, packages: &[&str]) -> Result<PathBuf> {
+pub(crate) fn environment(name: &str, packages: &[&str], pip_args: &[&str]) -> Result<PathBuf> {
     let folder = repo::target().join(name);
     let python = folder.join("bin").join("python");
     let complete = folder.join("complete");
@@ -60,6 +60,7 @@ pub(crate) fn environment(name: &str, packages: &[&str]) -> Result<PathBuf> {
         "--quiet",
         "--disable-pip-version-check",
     ])
+    .args(pip_args)
     .args(packages);
     process::run(&mut pip, LIMIT).with_context(|| {
         format!(

@@ -57,7 +57,7 @@ pub(super) const CRATES: &[Allowed] = &[
         // Its scenarios are played on the oracle.
         workspace_dev: &["kv-model"],
         external: &["thiserror"],
-        external_dev: &["criterion"],
+        external_dev: &["criterion", "humantime", "serde", "serde_json", "xflags"],
     },
     Allowed {
         name: "kv-model",
@@ -117,6 +117,7 @@ pub(super) const CRATES: &[Allowed] = &[
             "signal-hook",
             "ureq",
             "xflags",
+            "xxhash-rust",
         ],
         external_dev: &[],
     },
