@@ -161,10 +161,14 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             if wanted <= supply {
                 break;
             }
-            let Some(victim) = self.victim(now, &tried) else {
+            let Some(victim) = self.victim(&tried) else {
                 break;
             };
             let group = self.group(victim);
+            if now < group.not_before {
+                // Its last eviction failed; nobody else has to pay for that.
+                break;
+            }
             let freed = match &group.phase {
                 Phase::Running(lease) => self.want(group, lease, further),
                 _ => 0,
@@ -190,11 +194,10 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     }
 
     /// The group that should leave next, by policy.
-    fn victim(&self, now: Time, tried: &[GroupIndex]) -> Option<GroupIndex> {
+    fn victim(&self, tried: &[GroupIndex]) -> Option<GroupIndex> {
         let eligible = |index: &GroupIndex| {
             let group = self.group(*index);
             (group.touched_in_pass != self.pass || PlantedFault::SamePassVictim.is_on())
-                && now >= group.not_before
                 && !tried.contains(index)
                 && self.holds_blocks(group)
         };

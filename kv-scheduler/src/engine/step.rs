@@ -233,6 +233,10 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         if progress > 0 || coming {
             return 0;
         }
+        let backing_off = |&index| now < self.group(index).not_before;
+        if self.running.values().any(backing_off) {
+            return 0;
+        }
         if self.running.len() > 1 {
             let newest = self.running.values().next_back().copied();
             if let Some(index) = newest {
