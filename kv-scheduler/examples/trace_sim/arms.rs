@@ -51,7 +51,11 @@ impl fmt::Display for Arm {
             self.lookahead_tokens, self.resume_slack_tokens, self.watermark_permille
         )?;
         if let Some(slice) = self.slice {
-            write!(f, " slice={}", humantime::format_duration(slice.as_duration()))?;
+            write!(
+                f,
+                " slice={}",
+                humantime::format_duration(slice.as_duration())
+            )?;
             if self.max_swaps < u32::MAX {
                 write!(f, " swaps<={}", self.max_swaps)?;
             }

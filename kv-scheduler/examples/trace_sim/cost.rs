@@ -14,14 +14,16 @@ use serde::Serialize;
 /// The parts of a step's price. Rates and sizes as floating point numbers: this is a model.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct StepCost {
-    /// Launches, sampling, the scheduler: per step, whatever is in it.
+    /// Launches and the scheduler: per step, whatever is in it.
     pub(crate) fixed_seconds: f64,
+    /// Sampling and handing out: per row.
+    pub(crate) row_seconds: f64,
     /// A pass that runs no step.
     pub(crate) pass_seconds: f64,
     /// Read once per step.
     pub(crate) weight_bytes: f64,
     /// KV of one token over all layers.
-    pub(crate) kv_bytes_per_token: f64,
+    pub(crate) kv_bytes_per_token: u32,
     /// What the GPU's memory really delivers.
     pub(crate) hbm_bytes_per_second: f64,
     /// Matrix products, for each token that is run.
@@ -36,12 +38,13 @@ impl Default for StepCost {
     /// Llama-3-8B in bf16 on one H200.
     fn default() -> Self {
         Self {
-            fixed_seconds: 1.9e-3,
+            fixed_seconds: 1.2e-3,
+            row_seconds: 10e-6,
             pass_seconds: 20e-6,
             // 8.03e9 parameters less the embedding table, of which a step reads a few rows.
             weight_bytes: 15.0e9,
             // 32 layers, K and V, 8 heads of 128 values, 2 bytes each.
-            kv_bytes_per_token: 131_072.0,
+            kv_bytes_per_token: 131_072,
             hbm_bytes_per_second: 4.3e12,
             flops_per_token: 15.0e9,
             // 32 layers, 32 heads of 128 values; 2 products of 2 FLOP each.
@@ -56,7 +59,8 @@ impl Default for StepCost {
 pub(crate) struct StepWork {
     /// Tokens run, of all rows.
     pub(crate) tokens: u64,
-    /// Rows of one token.
+    /// Rows, and those of them that are of one token.
+    pub(crate) rows: u64,
     pub(crate) decode_rows: u64,
     /// Positions whose KV is read, of all rows.
     pub(crate) kv_tokens_read: u64,
@@ -81,6 +85,7 @@ impl StepWork {
     }
 
     fn add_row(&mut self, position: u64, tokens: u64) {
+        self.rows += 1;
         self.tokens += tokens;
         self.kv_tokens_read += position + tokens;
         if tokens == 1 {
@@ -98,9 +103,10 @@ impl StepCost {
         let products = work.tokens as f64 * self.flops_per_token / self.flops_per_second;
         // A copy reads and writes.
         let kv_tokens = (work.kv_tokens_read + 2 * work.kv_tokens_copied) as f64;
-        let kv = kv_tokens * self.kv_bytes_per_token / self.hbm_bytes_per_second;
+        let kv = kv_tokens * f64::from(self.kv_bytes_per_token) / self.hbm_bytes_per_second;
         let attention = work.prefill_pairs as f64 * self.flops_per_pair / self.flops_per_second;
-        self.fixed_seconds + weights.max(products) + kv + attention
+        let fixed = self.fixed_seconds + work.rows as f64 * self.row_seconds;
+        fixed + weights.max(products) + kv + attention
     }
 }
 
@@ -134,6 +140,7 @@ mod tests {
         let work = rows([(99, 1), (0, 4), (10, 2)]);
         let expected = StepWork {
             tokens: 7,
+            rows: 3,
             decode_rows: 1,
             kv_tokens_read: 100 + 4 + 12,
             prefill_pairs: (1 + 2 + 3 + 4) + (11 + 12),
@@ -146,9 +153,10 @@ mod tests {
     fn each_part_of_the_price_is_what_its_name_says() {
         let cost = StepCost {
             fixed_seconds: 1.0,
+            row_seconds: 0.25,
             pass_seconds: 0.0,
             weight_bytes: 200.0,
-            kv_bytes_per_token: 10.0,
+            kv_bytes_per_token: 10,
             hbm_bytes_per_second: 100.0,
             flops_per_token: 30.0,
             flops_per_pair: 5.0,
@@ -164,6 +172,8 @@ mod tests {
         assert_near(cost.seconds(&work), 1.0 + 3.0 + 2.0 + 2.0, 1e-9);
         work.kv_tokens_copied = 5;
         assert_near(cost.seconds(&work), 1.0 + 3.0 + 2.0 + 2.0 + 1.0, 1e-9);
+        work.rows = 8;
+        assert_near(cost.seconds(&work), 3.0 + 3.0 + 2.0 + 2.0 + 1.0, 1e-9);
     }
 
     #[test]

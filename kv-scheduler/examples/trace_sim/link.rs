@@ -91,13 +91,18 @@ impl Lanes {
                 cost.bytes_per_second
             };
             let heads = self.out.front().into_iter().chain(self.back_in.front());
-            let soonest = heads.map(|copy| copy.left_bytes / rate).fold(f64::MAX, f64::min);
+            let soonest = heads
+                .map(|copy| copy.left_bytes / rate)
+                .fold(f64::MAX, f64::min);
             // At least a nanosecond, so that rounding can't stop the clock.
             let soonest = crate::cost::span(soonest).max(Span::from_nanos(1));
             let span = soonest.min(to.since(self.at));
             let moved = span.as_duration().as_secs_f64() * rate;
             self.at = self.at + span;
-            for (lane, busy) in [(&mut self.out, &mut busy.out), (&mut self.back_in, &mut busy.back_in)] {
+            for (lane, busy) in [
+                (&mut self.out, &mut busy.out),
+                (&mut self.back_in, &mut busy.back_in),
+            ] {
                 let Some(head) = lane.front_mut() else {
                     continue;
                 };
@@ -256,7 +261,14 @@ mod tests {
             slot: SlotIndex::new(0),
         }];
         let ticket = TicketId::for_testing(ticket);
-        Command::for_testing(ticket, direction, moves, Fence::NONE, bytes, DigestWork::Skip)
+        Command::for_testing(
+            ticket,
+            direction,
+            moves,
+            Fence::NONE,
+            bytes,
+            DigestWork::Skip,
+        )
     }
 
     fn at(nanos: u64) -> Time {
@@ -333,6 +345,9 @@ mod tests {
     #[test]
     fn a_blocking_copy_has_the_rate_of_its_direction() {
         let nanos = |direction| cost().blocking_span(direction, 1_000).as_nanos();
-        assert_eq!((nanos(Direction::Out), nanos(Direction::In)), (2_005, 4_005));
+        assert_eq!(
+            (nanos(Direction::Out), nanos(Direction::In)),
+            (2_005, 4_005)
+        );
     }
 }

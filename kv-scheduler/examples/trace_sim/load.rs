@@ -310,10 +310,14 @@ mod tests {
                 "line 2: missing field `input_length` at line 1 column 16",
             ),
             (
-                format!("{mooncake}\n\n{mooncake}").replace("_length\": 1}\n\n", "_length\": 0}\n\n"),
+                format!("{mooncake}\n\n{mooncake}")
+                    .replace("_length\": 1}\n\n", "_length\": 0}\n\n"),
                 "line 1: output_length is \"0\", must be between 1 and 4294967295",
             ),
-            (format!("{azure}\n{time},5\n"), "line 2: 2 columns, must be 3: \"2023-11-16 18:15:46.68,5\""),
+            (
+                format!("{azure}\n{time},5\n"),
+                "line 2: 2 columns, must be 3: \"2023-11-16 18:15:46.68,5\"",
+            ),
             (
                 format!("{azure}\n{time},5,6\n{time},-5,6\n"),
                 "line 3: ContextTokens is \"-5\", must be between 1 and 4294967295",
@@ -358,7 +362,11 @@ mod tests {
         let inputs = load.jobs.iter().map(|job| job.input_tokens);
         let outputs = load.jobs.iter().map(|job| job.output_tokens);
         assert!(inputs.clone().all(|tokens| (800..=1_200).contains(&tokens)));
-        assert!(outputs.clone().all(|tokens| (2_000..=3_000).contains(&tokens)));
+        assert!(
+            outputs
+                .clone()
+                .all(|tokens| (2_000..=3_000).contains(&tokens))
+        );
         assert!(inputs.min() < Some(850) && outputs.max() > Some(2_950));
     }
 }

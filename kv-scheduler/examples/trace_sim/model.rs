@@ -180,7 +180,9 @@ impl Backend for ModelledBackend {
         match self.way {
             Way::Beside => self.shared.link.borrow_mut().submit(submitted_at, &command),
             Way::Blocking => {
-                let took = self.cost.blocking_span(command.direction(), command.bytes());
+                let took = self
+                    .cost
+                    .blocking_span(command.direction(), command.bytes());
                 self.shared.pass(took);
                 self.held = self.held + took;
                 self.over.push(Completion {

@@ -46,6 +46,9 @@ pub(crate) struct Geometry {
     pub(crate) host_slots: u32,
     /// Most bytes on their way at a time.
     pub(crate) inflight_bytes_max: u64,
+    /// What the machine takes for the link's rate until it measured a copy; `None` leaves its own
+    /// assumption.
+    pub(crate) assumed_bytes_per_second: Option<u64>,
 }
 
 /// A run that could not be started, or went wrong.
@@ -122,13 +125,13 @@ impl<'a> World<'a> {
             }
         };
         // One plane that holds all of a block: the machine asks for bytes, not for rows.
-        let token_bytes = span_free_bytes(setting.step.kv_bytes_per_token);
+        let token_bytes = setting.step.kv_bytes_per_token;
         let layout = Layout::latent(1, blocks, geometry.block_tokens, token_bytes, 1)?;
-        let machine = Machine::new(MachineConfig::new(
-            &layout,
-            host,
-            geometry.inflight_bytes_max,
-        ))?;
+        let mut machine = MachineConfig::new(&layout, host, geometry.inflight_bytes_max);
+        if let Some(rate) = geometry.assumed_bytes_per_second {
+            machine.deadlines.assumed_rate = rate;
+        }
+        let machine = Machine::new(machine)?;
         let shared = Rc::new(Shared::new(setting.link));
         let executor = ModelledExecutor::new(
             Rc::clone(&shared),
@@ -172,7 +175,11 @@ impl<'a> World<'a> {
             let id = self.clients.len() as u64;
             let job = self.load.jobs[self.clients.len()];
             // A closed loop sends when a place is free, a trace at its own times.
-            let sent_at = if self.load.concurrency.is_some() { now } else { due };
+            let sent_at = if self.load.concurrency.is_some() {
+                now
+            } else {
+                due
+            };
             let request = Request {
                 id: RequestId(id),
                 prompt: vec![TokenId(0); job.input_tokens as usize],
@@ -209,7 +216,9 @@ impl<'a> World<'a> {
         let mut tokens = 0;
         for output in self.outputs.drain(..) {
             match output {
-                Output::Token { request, finish, .. } => {
+                Output::Token {
+                    request, finish, ..
+                } => {
                     tokens += 1;
                     let client = client(&mut self.clients, request);
                     if let Some(gap) = client.take_token(now, finish.is_some()) {
@@ -234,7 +243,11 @@ impl<'a> World<'a> {
 
     /// Looks for engines that go round in circles, and for broken invariants if asked to.
     fn watch(&mut self, tokens: usize) -> Result<(), RunError> {
-        self.barren_passes = if tokens > 0 { 0 } else { self.barren_passes + 1 };
+        self.barren_passes = if tokens > 0 {
+            0
+        } else {
+            self.barren_passes + 1
+        };
         let (stats, _) = self.engine.stats();
         self.busiest_waiting = self.busiest_waiting.max(stats.waiting);
         if self.barren_passes > BARREN_PASSES_MAX {
@@ -265,7 +278,11 @@ impl<'a> World<'a> {
     }
 
     fn seconds(&self) -> f64 {
-        self.shared.now().since(Time::ZERO).as_duration().as_secs_f64()
+        self.shared
+            .now()
+            .since(Time::ZERO)
+            .as_duration()
+            .as_secs_f64()
     }
 
     fn stuck(&self) -> RunError {
@@ -289,7 +306,7 @@ impl<'a> World<'a> {
         Outcome::new(
             arm,
             &self.setting.slo,
-            crate::report::Run {
+            &crate::report::Run {
                 total,
                 clients: self.clients,
                 gaps_micros: self.gaps_micros,
@@ -308,11 +325,4 @@ impl<'a> World<'a> {
 fn client(clients: &mut [Client], request: RequestId) -> &mut Client {
     let index = usize::try_from(request.0).expect("ids are indices into this list");
     &mut clients[index]
-}
-
-/// The bytes of a token's KV as a whole number.
-fn span_free_bytes(bytes: f64) -> u32 {
-    // By way of a duration, which rounds and saturates where a cast would have to be explained.
-    let whole = span(bytes / 1e9).as_nanos();
-    u32::try_from(whole).unwrap_or(u32::MAX).max(1)
 }
