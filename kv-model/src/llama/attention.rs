@@ -63,36 +63,42 @@ impl Step<'_> {
                 Held::Write(lock) => Open::Shared(lock.read()),
             })
             .collect();
-        let at = |plane: usize, position: usize| {
-            let bytes = blocks[position / self.block_tokens].bytes();
-            let offset = self.kv_offset(plane, position % self.block_tokens, kv_head);
-            &bytes[offset..offset + head_dim * 2]
-        };
+        let keys = self.places(&blocks, layer * 2, kv_head, positions);
+        let values = self.places(&blocks, layer * 2 + 1, kv_head, positions);
         let own = &mut scratch.attention;
-        gather_keys(self.isa, &mut own.keys, positions, |p| at(layer * 2, p));
-        let values = |p: usize| at(layer * 2 + 1, p);
+        gather_keys(self.isa, &mut own.keys, &keys);
         self.isa
-            .run(|| gather_values(&mut own.values, positions, head_dim, values));
+            .run(|| gather_values(&mut own.values, head_dim, &values));
 
         let heads = kv_head * group..(kv_head + 1) * group;
         self.scores(own, &mut scratch.out, &tokens, &heads, positions);
-        let padded = positions.next_multiple_of(LANES);
         own.result.resize(tokens.len() * group * head_dim, 0.0);
         for (index, token) in tokens.clone().enumerate() {
             let count = self.plan.tokens[token].position + 1;
             let rows = index * group..(index + 1) * group;
-            self.weigh(
-                own,
-                &mut scratch.out,
-                rows,
-                count,
-                padded,
-                positions,
-                &values,
-            );
+            self.weigh(own, &mut scratch.out, rows, count, &values);
         }
         drop(blocks);
         self.store(kv_head, &tokens, group, &own.result);
+    }
+
+    /// Where the keys or the values of one head lie, by position.
+    fn places<'b>(
+        &self,
+        blocks: &'b [Open<'_>],
+        plane: usize,
+        kv_head: usize,
+        positions: usize,
+    ) -> Vec<&'b [u8]> {
+        let bytes = self.config.head_dim as usize * 2;
+        let mut places = Vec::with_capacity(blocks.len() * self.block_tokens);
+        for block in blocks {
+            let block = block.bytes();
+            let place = |place| &block[self.kv_offset(plane, place, kv_head)..][..bytes];
+            places.extend((0..self.block_tokens).map(place));
+        }
+        places.truncate(positions);
+        places
     }
 
     /// Scores of all queries; those of later positions are computed but not used.
@@ -141,24 +147,20 @@ impl Step<'_> {
         }
     }
 
-    /// Weighted sum of the values of positions `0..count` for the queries of one token.
-    #[expect(
-        clippy::too_many_arguments,
-        reason = "all are counts of the same small computation"
-    )]
-    fn weigh<'v>(
+    /// Weighted sum of the values of positions `0..count` for the queries of one token; `values` are
+    /// those of all positions.
+    fn weigh(
         &self,
         own: &mut Scratch,
         out: &mut Vec<f32>,
         rows: Range<usize>,
         count: usize,
-        padded: usize,
-        positions: usize,
-        values: &impl Fn(usize) -> &'v [u8],
+        values: &[&[u8]],
     ) {
         let head_dim = self.config.head_dim as usize;
+        let padded = values.len().next_multiple_of(LANES);
         let used = count.next_multiple_of(LANES);
-        let panel_pairs = positions.div_ceil(2);
+        let panel_pairs = values.len().div_ceil(2);
         // The kernel takes pairs of positions. The second one of the last pair may be a position
         // that this token must not see: it is added by hand.
         let even = count / 2 * 2;
@@ -189,7 +191,7 @@ impl Step<'_> {
                     let used = width.min(head_dim - first);
                     let sums_of = &mut out[m * width..][..used];
                     if let Some(&weight) = last.get(m) {
-                        let bytes = &values(count - 1)[first * 2..][..used * 2];
+                        let bytes = &values[count - 1][first * 2..][..used * 2];
                         self.isa.run(|| add_weighted(sums_of, weight, bytes));
                     }
                     let result = &mut own.result[query * head_dim + first..][..used];
@@ -237,26 +239,14 @@ fn bf16(bytes: [u8; 2]) -> f32 {
 
 /// Transposes keys: lane `l` of panel `p` is position `16 p + l`; lanes without a position are
 /// zero.
-fn gather_keys<'a>(
-    isa: Isa,
-    keys: &mut Vec<Words>,
-    positions: usize,
-    key: impl Fn(usize) -> &'a [u8],
-) {
+fn gather_keys(isa: Isa, panels: &mut Vec<Words>, keys: &[&[u8]]) {
     const NOTHING: &[u8; 64] = &[0; 64];
-    let (whole, rest) = key(0).as_chunks::<64>();
+    let (whole, rest) = keys[0].as_chunks::<64>();
     let pairs = whole.len() * LANES + rest.len() / 4;
-    let panels = positions.div_ceil(LANES);
-    keys.resize(panels * pairs, Words::ZERO);
-    for (p, panel) in keys.chunks_exact_mut(pairs).enumerate() {
-        let count = LANES.min(positions - p * LANES);
-        let rows: [&[u8]; LANES] = std::array::from_fn(|lane| {
-            if lane < count {
-                key(p * LANES + lane)
-            } else {
-                &[]
-            }
-        });
+    panels.resize(keys.len().div_ceil(LANES) * pairs, Words::ZERO);
+    for (panel, keys) in panels.chunks_exact_mut(pairs).zip(keys.chunks(LANES)) {
+        let mut rows: [&[u8]; LANES] = [&[]; LANES];
+        rows[..keys.len()].copy_from_slice(keys);
         let (columns, columns_rest) = panel.as_chunks_mut::<LANES>();
         for (part, columns) in columns.iter_mut().enumerate() {
             let rows = rows.map(|row| row.as_chunks().0.get(part).unwrap_or(NOTHING));
@@ -276,25 +266,16 @@ fn gather_keys<'a>(
 
 /// Interleaves the values of neighbouring positions; a position that isn't there is zero.
 #[inline(always)]
-fn gather_values<'a>(
-    values: &mut Vec<Words>,
-    positions: usize,
-    head_dim: usize,
-    value: impl Fn(usize) -> &'a [u8],
-) {
-    let pairs = positions.div_ceil(2);
+fn gather_values(words: &mut Vec<Words>, head_dim: usize, values: &[&[u8]]) {
+    let pairs = values.len().div_ceil(2);
     let panels = head_dim.div_ceil(LANES);
-    values.resize(panels * pairs, Words::ZERO);
-    for pair in 0..pairs {
-        let even = value(pair * 2);
-        let odd = if pair * 2 + 1 < positions {
-            value(pair * 2 + 1)
-        } else {
-            &[]
-        };
+    words.resize(panels * pairs, Words::ZERO);
+    for (pair, values) in values.chunks(2).enumerate() {
+        let even = values[0];
+        let odd: &[u8] = values.get(1).copied().unwrap_or_default();
         for panel in 0..panels {
             let (even, odd) = (lanes(even, panel), lanes(odd, panel));
-            let words = &mut values[panel * pairs + pair].0;
+            let words = &mut words[panel * pairs + pair].0;
             for (word, (even, odd)) in words.iter_mut().zip(even.iter().zip(odd)) {
                 *word = u32::from(*even) | u32::from(odd) << 16;
             }
