@@ -51,6 +51,11 @@ fn every_planted_fault_is_caught_and_none_is_seen_without_one() {
     }
     PlantedFault::uproot();
     let healthy = first_failure();
+    let mut met = world::Met::default();
+    for seed in 0..WORLDS {
+        met.add(&world::run(seed));
+    }
+    met.assert_complete();
     let _default_hook = std::panic::take_hook();
     assert_eq!(survived, [], "faults that the checkers don't see");
     assert_eq!(healthy, None, "a fault that nobody planted");

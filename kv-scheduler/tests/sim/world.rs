@@ -81,24 +81,6 @@ impl Met {
     }
 }
 
-/// Bounds `KV_SIM_MINUTES`; nothing inside a world sees it.
-#[derive(Debug)]
-pub(crate) struct WallClock(std::time::Instant);
-
-impl WallClock {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "only the length of a soak depends on it"
-    )]
-    pub(crate) fn start() -> Self {
-        Self(std::time::Instant::now())
-    }
-
-    pub(crate) fn minutes(&self) -> u64 {
-        self.0.elapsed().as_secs() / 60
-    }
-}
-
 /// What one request's client saw.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Seen {
