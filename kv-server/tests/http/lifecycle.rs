@@ -33,6 +33,47 @@ async fn a_client_that_leaves_a_stream_cancels_its_request() {
     server.end().await;
 }
 
+/// No token has to be sent to notice it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_leaves_a_silent_stream_cancels_its_request() {
+    let flags = ["--max-batch-size", "1"];
+    let gate = Gate::default();
+    let server = Fixture::with(&flags, gate.guard(oracle(&flags))).await;
+    gate.allow(2);
+    let running = json!({ "prompt": "first", "max_tokens": 4000 });
+    let mut running = server.client.stream(TEXT, &running).await;
+    running.next().await.expect("a first token");
+    gate.arrived(3).await;
+    let address = server.client;
+    let waiting = tokio::spawn(async move {
+        address
+            .stream(TEXT, &json!({ "prompt": "second", "max_tokens": 4000 }))
+            .await
+    });
+    // The engine takes it between two steps.
+    while !waiting.is_finished() {
+        gate.allow(1);
+        tokio::task::yield_now().await;
+    }
+    drop(waiting.await.unwrap());
+    let cancelled = server.client.until(|stats| {
+        gate.allow(1);
+        stats["engine"]["cancelled"] == 1
+    });
+    let stats = cancelled.await;
+    assert_eq!(
+        stats["engine"]["running"], 1,
+        "the first one goes on: {stats}"
+    );
+    drop(running);
+    gate.open();
+    server
+        .client
+        .until(|stats| stats["engine"]["cancelled"] == 2)
+        .await;
+    server.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_leaves_while_it_waits_cancels_its_request() {
     let gate = Gate::default();
