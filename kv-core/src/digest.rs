@@ -12,4 +12,16 @@ impl Digest {
     pub fn of(bytes: &[u8]) -> Self {
         Self(xxhash_rust::xxh3::xxh3_64(bytes))
     }
+
+    /// A digest that was computed before and written down.
+    #[must_use]
+    pub const fn from_value(value: u64) -> Self {
+        Self(value)
+    }
+
+    /// The number, to be written down.
+    #[must_use]
+    pub const fn value(self) -> u64 {
+        self.0
+    }
 }
