@@ -27,7 +27,7 @@ pub(super) const CRATES: &[Allowed] = &[
         name: "kv-store-ext",
         workspace: &["kv-core"],
         workspace_dev: &[],
-        external: &[],
+        external: &["thiserror"],
         external_dev: &[],
     },
     Allowed {
@@ -94,6 +94,8 @@ pub(super) const CRATES: &[Allowed] = &[
             "crossbeam-channel",
             "futures-util",
             "http-body-util",
+            "hyper",
+            "hyper-util",
             "parking_lot",
             "rlimit",
             "serde",
@@ -104,7 +106,7 @@ pub(super) const CRATES: &[Allowed] = &[
             "tracing",
             "tracing-subscriber",
         ],
-        external_dev: &["expect-test", "hyper", "hyper-util"],
+        external_dev: &["expect-test"],
     },
     Allowed {
         name: "xtask",
