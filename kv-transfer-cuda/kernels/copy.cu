@@ -28,55 +28,56 @@ struct Piece {
     u32 blocks[MAX_BLOCKS];
 };
 
-__device__ __forceinline__ u64 policy_of(u32 keep) {
-    u64 last, normal;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
-    asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
-    return keep ? last : normal;
+__device__ __forceinline__ u64 evict_last() {
+    u64 policy;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 
-// A row of the pool is read or written once; it must not push anything out of L1.
-template <typename V>
-__device__ __forceinline__ V load(const V *from) {
+// What is read or written once must not push anything out of L1.
+template <typename V, bool KEEP>
+__device__ __forceinline__ V load(const V *from, u64) {
     return __ldcg(from);
 }
 
-template <typename V>
-__device__ __forceinline__ void store(V *to, V value, u64 policy) {
+template <>
+__device__ __forceinline__ uint4 load<uint4, true>(const uint4 *from, u64 policy) {
+    uint4 value;
+    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+                 : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
+                 : "l"(from), "l"(policy)
+                 : "memory");
+    return value;
+}
+
+template <typename V, bool KEEP>
+__device__ __forceinline__ void store(V *to, V value, u64) {
     *to = value;
 }
 
 template <>
-__device__ __forceinline__ void store<uint4>(uint4 *to, uint4 value, u64 policy) {
+__device__ __forceinline__ void store<uint4, true>(uint4 *to, uint4 value, u64 policy) {
     asm volatile("st.global.L2::cache_hint.v4.u32 [%0], {%1, %2, %3, %4}, %5;" ::"l"(to),
                  "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "l"(policy)
                  : "memory");
 }
 
-template <typename V>
+template <typename V, bool KEEP_FROM, bool KEEP_TO>
 __device__ __forceinline__ void copy_segment(char *to, const char *from, u32 bytes, u64 policy) {
     V *out = reinterpret_cast<V *>(to);
     const V *in = reinterpret_cast<const V *>(from);
     const u32 count = bytes / sizeof(V);
-    const u32 lane = threadIdx.x & 31;
-    u32 at = lane;
-    // Eight independent loads per lane in flight: 4 KiB per warp.
-    for (; at + 7 * 32 < count; at += 8 * 32) {
-        V part[8];
-#pragma unroll
-        for (int i = 0; i < 8; ++i) part[i] = load(in + at + i * 32);
-#pragma unroll
-        for (int i = 0; i < 8; ++i) store(out + at + i * 32, part[i], policy);
-    }
-    for (; at < count; at += 4 * 32) {
+    u32 at = threadIdx.x & 31;
+    // Four independent loads per lane in flight: 2 KiB per warp with the widest accesses.
+    for (; at + 3 * 32 < count; at += 4 * 32) {
         V part[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (at + i * 32 < count) part[i] = load(in + at + i * 32);
+        for (int i = 0; i < 4; ++i) part[i] = load<V, KEEP_FROM>(in + at + i * 32, policy);
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            if (at + i * 32 < count) store(out + at + i * 32, part[i], policy);
+        for (int i = 0; i < 4; ++i) store<V, KEEP_TO>(out + at + i * 32, part[i], policy);
     }
+    for (; at < count; at += 32)
+        store<V, KEEP_TO>(out + at, load<V, KEEP_FROM>(in + at, policy), policy);
 }
 
 template <typename V, bool TO_SLAB, int MAX_BLOCKS>
@@ -84,8 +85,7 @@ __device__ __forceinline__ void move(const Piece<MAX_BLOCKS> &piece) {
     const u32 warps = gridDim.x * (blockDim.x / 32);
     const u32 warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const u64 start = piece.segments[piece.first_segment].slot_offset;
-    const u64 normal = policy_of(0);
-    const u64 slab_policy = TO_SLAB ? policy_of(piece.keep) : normal;
+    const u64 policy = evict_last();
     for (u32 item = warp; item < piece.items; item += warps) {
         const u32 place = piece.first_segment + item;
         const u32 block = place / piece.segments_per_block;
@@ -93,27 +93,29 @@ __device__ __forceinline__ void move(const Piece<MAX_BLOCKS> &piece) {
         char *pool = reinterpret_cast<char *>(segment.address +
                                               piece.blocks[block] * segment.block_stride);
         char *slab = piece.slab + (block * piece.block_bytes + segment.slot_offset - start);
-        if (TO_SLAB)
-            copy_segment<V>(slab, pool, segment.bytes, slab_policy);
+        char *to = TO_SLAB ? slab : pool;
+        const char *from = TO_SLAB ? pool : slab;
+        if (piece.keep)
+            copy_segment<V, !TO_SLAB, TO_SLAB>(to, from, segment.bytes, policy);
         else
-            copy_segment<V>(pool, slab, segment.bytes, normal);
+            copy_segment<V, false, false>(to, from, segment.bytes, policy);
     }
 }
 
 #define KERNELS(NAME, TO_SLAB)                                                                  \
-    extern "C" __global__ void __launch_bounds__(512)                                           \
+    extern "C" __global__ void __launch_bounds__(128)                                           \
         NAME##_16_few(const __grid_constant__ Piece<48> piece) {                                \
         move<uint4, TO_SLAB, 48>(piece);                                                        \
     }                                                                                           \
-    extern "C" __global__ void __launch_bounds__(512)                                           \
+    extern "C" __global__ void __launch_bounds__(128)                                           \
         NAME##_16(const __grid_constant__ Piece<960> piece) {                                   \
         move<uint4, TO_SLAB, 960>(piece);                                                       \
     }                                                                                           \
-    extern "C" __global__ void __launch_bounds__(512)                                           \
+    extern "C" __global__ void __launch_bounds__(128)                                           \
         NAME##_4(const __grid_constant__ Piece<960> piece) {                                    \
         move<u32, TO_SLAB, 960>(piece);                                                         \
     }                                                                                           \
-    extern "C" __global__ void __launch_bounds__(512)                                           \
+    extern "C" __global__ void __launch_bounds__(128)                                           \
         NAME##_1(const __grid_constant__ Piece<960> piece) {                                    \
         move<unsigned char, TO_SLAB, 960>(piece);                                               \
     }

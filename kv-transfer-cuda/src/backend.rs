@@ -84,17 +84,8 @@ impl CudaBackend {
         let back_in = Mover::new(Arc::clone(&common), Direction::In, config)?;
         let outbox = Arc::new(Outbox::default());
         let digests = Arc::new(DigestPool::new(config.digest_threads));
-        let lane = |mover, slab_bytes| {
-            Lane::new(
-                mover,
-                Arc::clone(&outbox),
-                Arc::clone(&digests),
-                config,
-                slab_bytes,
-            )
-        };
-        let out = lane(out, config.staging_out.slab_bytes);
-        let back_in = lane(back_in, config.staging_in.slab_bytes);
+        let lane = |mover| Lane::new(mover, Arc::clone(&outbox), Arc::clone(&digests), config);
+        let (out, back_in) = (lane(out), lane(back_in));
         out.start("kv-copy-out")?;
         if let Err(error) = back_in.start("kv-copy-in") {
             out.close();
@@ -123,7 +114,6 @@ impl CudaBackend {
     #[must_use]
     pub fn way(&self, direction: Direction, blocks: NonZeroUsize) -> &'static str {
         match self.path(direction, blocks.get()) {
-            Path::Planes => "two-dimensional copies",
             Path::Ring => "staging ring",
             Path::Rows => "one copy per row",
         }

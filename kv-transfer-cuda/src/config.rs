@@ -54,8 +54,6 @@ pub enum PathChoice {
     Ring,
     /// Always one copy per row.
     Rows,
-    /// Always one two-dimensional copy per block and row group, where the layout allows it.
-    Planes,
 }
 
 /// Staging slabs of one direction.
@@ -142,7 +140,7 @@ impl CudaConfig {
             notice: Notice::Sleep,
             queue_max: 1024,
             digest_threads: NonZeroUsize::new((cores / 4).clamp(1, 4)).unwrap_or(NonZeroUsize::MIN),
-            grid_max: 32,
+            grid_max: 64,
         }
     }
 

@@ -28,13 +28,17 @@ use crate::fences::{FenceFault, StepFences};
 use crate::flight::Flight;
 use crate::kernels::{BLOCKS_MAX, FEW_BLOCKS_MAX, Kernel, Packing, THREADS, WARPS};
 use crate::memory::{DeviceBytes, GpuMemory};
-use crate::plan::{Piece, Run, Shape, runs};
+use crate::plan::{Piece, Run, SEGMENT_BYTES_MAX, Shape, runs};
 use crate::{CudaError, StreamPriority};
 
 mod probe;
 
 /// Direct copies that are queued in one go.
-const DIRECT_COPIES_MAX: usize = 32;
+const DIRECT_COPIES_MAX: usize = 64;
+
+/// The piece that nothing overlaps with is cut this short, bytes: the first one out, whose gather
+/// the link waits for, and the last one in, whose scatter the flight waits for.
+pub(crate) const RAMP_BYTES: u64 = 1 << 20;
 
 /// Payload of direct copies that is queued in one go, bytes.
 const DIRECT_BYTES_MAX: u64 = 16 << 20;
@@ -64,7 +68,7 @@ impl Common {
         let device = memory.device();
         let shape = Shape::new(memory.layout(), memory.bases())?;
         let table = DeviceBytes::of_segments(device, &shape.segments)?;
-        let ways = Ways::new(memory.layout(), device.facts().pitch_bytes_max);
+        let ways = Ways::new(memory.layout());
         let events = EventPool::new(device);
         Ok(Self {
             memory,
@@ -93,6 +97,8 @@ pub(crate) struct Mover {
     slabs: DeviceBytes,
     slab_bytes: u64,
     next_slab: usize,
+    /// Slabs from the next one on that nothing uses.
+    slabs_at_rest: usize,
     next_stream: usize,
     grid_max: u32,
     keep: bool,
@@ -155,15 +161,16 @@ impl Mover {
             slabs: DeviceBytes::new(&device, u64::from(slabs) * slab_bytes)?,
             slab_bytes,
             next_slab: 0,
+            slabs_at_rest: usize::try_from(slabs).unwrap_or(0),
             next_stream: 0,
             grid_max: config.grid_max,
-            keep: direction == Direction::Out && config.slab_caching == SlabCaching::EvictLast,
+            keep: config.slab_caching == SlabCaching::EvictLast,
             costs: Costs::default(),
             scratch: Vec::new(),
             common,
         };
-        if direction == Direction::Out && config.slab_caching == SlabCaching::Persisting {
-            device.set_persisting_l2(mover.slabs.len())?;
+        if config.slab_caching == SlabCaching::Persisting {
+            device.set_persisting_l2(config.staging_bytes())?;
             mover.kernel_stream.keep_in_l2(&mover.slabs)?;
         }
         mover.costs = mover.probe()?;
@@ -192,7 +199,7 @@ impl Mover {
         if !flight.ordered {
             let first = match (flight.path, self.direction) {
                 (Path::Ring, _) => &self.kernel_stream,
-                (Path::Planes | Path::Rows, _) => &self.copy_streams[0],
+                (Path::Rows, _) => &self.copy_streams[0],
             };
             match self.common.fences.order(first, flight.after) {
                 Ok(()) => flight.ordered = true,
@@ -202,15 +209,20 @@ impl Mover {
         }
         let advanced = match flight.path {
             Path::Ring => self.advance_ring(flight),
-            Path::Planes => self.advance_planes(flight),
             Path::Rows => self.advance_rows(flight),
         };
         advanced.map_err(device_fault)
     }
 
+    /// Everything queued so far is over: no slab is in use.
+    pub(crate) fn rest(&mut self) {
+        self.slabs_at_rest = self.filled.len();
+    }
+
     /// Marks everything queued so far for a flight.
-    pub(crate) fn mark(&self, path: Path) -> Result<Event, DriverError> {
-        let stream = match (path, self.direction) {
+    pub(crate) fn mark(&self, flight: &Flight) -> Result<Event, DriverError> {
+        let stream = match (flight.path, self.direction) {
+            (Path::Ring, _) if flight.alone => &self.kernel_stream,
             (Path::Ring, Direction::In) => &self.kernel_stream,
             (Path::Ring, Direction::Out) => {
                 let last = self
@@ -226,51 +238,118 @@ impl Mover {
                 }
                 stream
             }
-            (Path::Planes | Path::Rows, _) => &self.copy_streams[0],
+            (Path::Rows, _) => &self.copy_streams[0],
         };
         let event = self.common.events.take()?;
         event.record(stream)?;
         Ok(event)
     }
 
+    /// Most bytes of the next piece.
+    fn piece_bytes_max(&self, flight: &Flight) -> u64 {
+        let moved = flight.queued_bytes;
+        let left = flight.bytes() - moved;
+        let worth_it = flight.bytes() > 4 * RAMP_BYTES && self.slab_bytes > 2 * RAMP_BYTES;
+        match self.direction {
+            Direction::Out if worth_it && moved == 0 => RAMP_BYTES,
+            Direction::In if worth_it && left <= self.slab_bytes && left > 2 * RAMP_BYTES => {
+                // Whole pages of a segment, so that something fits.
+                (left - RAMP_BYTES)
+                    .next_multiple_of(SEGMENT_BYTES_MAX)
+                    .min(self.slab_bytes)
+            }
+            Direction::In | Direction::Out => self.slab_bytes,
+        }
+    }
+
     fn advance_ring(&mut self, flight: &mut Flight) -> Result<(), DriverError> {
-        let moves = flight.moves.len();
         let shape = &self.common.shape;
-        let Some(piece) = shape.next_piece(&mut flight.cursor, moves, self.slab_bytes) else {
+        let most = self.piece_bytes_max(flight);
+        let Some(piece) = shape.next_piece(&mut flight.cursor, flight.moves.len(), most) else {
             return Ok(());
         };
+        // One piece on an idle lane has nothing to overlap with: kernel and copy go into one
+        // stream, which orders them without any event.
+        flight.alone = piece.bytes == flight.bytes() && self.slabs_at_rest == self.filled.len();
+        flight.queued = true;
+        flight.queued_bytes += piece.bytes;
         let moves = &flight.moves[piece.first_move..piece.first_move + piece.moves];
         let arena = Arc::clone(&self.common.arena);
         let places = moves.iter().map(|step| arena.place(step.slot));
         let mut stretches = mem::take(&mut self.scratch);
         runs(&piece, shape.block_bytes, places, &mut stretches);
-        flight.queued = true;
         let slab = self.next_slab;
         self.next_slab = (slab + 1) % self.filled.len();
-        let lane = self.next_stream;
-        self.next_stream = (lane + 1) % self.copy_streams.len();
-        let base = self.slabs.address() + slab as u64 * self.slab_bytes;
-        let (kernels, copies) = (&self.kernel_stream, &self.copy_streams[lane]);
-        let queued = match self.direction {
-            Direction::Out => (|| {
-                kernels.wait(&self.emptied[slab])?;
-                self.pack(Packing::Gather, &piece, moves, base)?;
-                self.filled[slab].record(kernels)?;
-                copies.wait(&self.filled[slab])?;
-                self.copy_runs(copies, base, &stretches)?;
-                self.emptied[slab].record(copies)
-            })(),
-            Direction::In => (|| {
-                copies.wait(&self.emptied[slab])?;
-                self.copy_runs(copies, base, &stretches)?;
-                self.filled[slab].record(copies)?;
-                kernels.wait(&self.filled[slab])?;
-                self.pack(Packing::Scatter, &piece, moves, base)?;
-                self.emptied[slab].record(kernels)
-            })(),
+        let queued = if flight.alone {
+            self.queue_alone(&piece, moves, slab, &stretches)
+        } else {
+            self.queue_in_turn(&piece, moves, slab, &stretches)
         };
         self.scratch = stretches;
         queued
+    }
+
+    /// Queues a piece on one stream.
+    fn queue_alone(
+        &mut self,
+        piece: &Piece,
+        moves: &[BlockMove],
+        slab: usize,
+        stretches: &[Run],
+    ) -> Result<(), DriverError> {
+        self.slabs_at_rest -= 1;
+        let base = self.slabs.address() + slab as u64 * self.slab_bytes;
+        let stream = &self.kernel_stream;
+        match self.direction {
+            Direction::Out => {
+                self.pack(Packing::Gather, piece, moves, base)?;
+                self.copy_runs(stream, base, stretches)?;
+            }
+            Direction::In => {
+                self.copy_runs(stream, base, stretches)?;
+                self.pack(Packing::Scatter, piece, moves, base)?;
+            }
+        }
+        self.emptied[slab].record(stream)
+    }
+
+    /// Queues a piece on the two streams that overlap it with the pieces beside it.
+    fn queue_in_turn(
+        &mut self,
+        piece: &Piece,
+        moves: &[BlockMove],
+        slab: usize,
+        stretches: &[Run],
+    ) -> Result<(), DriverError> {
+        let at_rest = self.slabs_at_rest > 0;
+        self.slabs_at_rest = self.slabs_at_rest.saturating_sub(1);
+        let turn = self.next_stream;
+        self.next_stream = (turn + 1) % self.copy_streams.len();
+        let base = self.slabs.address() + slab as u64 * self.slab_bytes;
+        let (kernels, copies) = (&self.kernel_stream, &self.copy_streams[turn]);
+        let (filled, emptied) = (&self.filled[slab], &self.emptied[slab]);
+        match self.direction {
+            Direction::Out => {
+                if !at_rest {
+                    kernels.wait(emptied)?;
+                }
+                self.pack(Packing::Gather, piece, moves, base)?;
+                filled.record(kernels)?;
+                copies.wait(filled)?;
+                self.copy_runs(copies, base, stretches)?;
+                emptied.record(copies)
+            }
+            Direction::In => {
+                if !at_rest {
+                    copies.wait(emptied)?;
+                }
+                self.copy_runs(copies, base, stretches)?;
+                filled.record(copies)?;
+                kernels.wait(filled)?;
+                self.pack(Packing::Scatter, piece, moves, base)?;
+                emptied.record(kernels)
+            }
+        }
     }
 
     /// Queues the kernel that packs or unpacks a piece.
@@ -330,13 +409,13 @@ impl Mover {
         unsafe { launch(function, &self.kernel_stream, grid, THREADS, &mut pointers) }
     }
 
-    /// Queues the copies between a slab and the slots.
-    fn copy_runs(&self, stream: &Stream, slab: u64, runs: &[Run]) -> Result<(), DriverError> {
+    /// Queues the copies between GPU memory, counted from a base, and the slots.
+    fn copy_runs(&self, stream: &Stream, base: u64, runs: &[Run]) -> Result<(), DriverError> {
         if runs.len() >= BATCH_MIN && self.device().facts().batch_copies {
-            return self.copy_batch(stream, slab, runs);
+            return self.copy_batch(stream, base, runs);
         }
         runs.iter()
-            .try_for_each(|run| self.copy(stream, slab + run.slab_offset, run.host, run.bytes))
+            .try_for_each(|run| self.copy(stream, base + run.gpu, run.host, run.bytes))
     }
 
     /// Queues one copy between GPU memory and a slot.
@@ -361,9 +440,9 @@ impl Mover {
         }
     }
 
-    /// Queues many copies between a slab and the slots with one call.
-    fn copy_batch(&self, stream: &Stream, slab: u64, runs: &[Run]) -> Result<(), DriverError> {
-        let mut device: Vec<u64> = runs.iter().map(|run| slab + run.slab_offset).collect();
+    /// Queues many copies with one call.
+    fn copy_batch(&self, stream: &Stream, base: u64, runs: &[Run]) -> Result<(), DriverError> {
+        let mut device: Vec<u64> = runs.iter().map(|run| base + run.gpu).collect();
         let mut host: Vec<u64> = runs.iter().map(|run| run.host).collect();
         let mut sizes: Vec<usize> = runs
             .iter()
@@ -387,7 +466,7 @@ impl Mover {
         let mut failed_index = 0usize;
         // SAFETY: the driver is new enough to have the call. The lists are of one length and
         // outlive the call; one set of attributes is used from index 0 on. The ranges are as in
-        // `copy`: inside the slab, and inside one page-locked chunk each.
+        // `copy`: inside the slab or a row, and inside one page-locked chunk each.
         let answer = unsafe {
             sys::cuMemcpyBatchAsync(
                 to.as_mut_ptr(),
@@ -405,131 +484,45 @@ impl Mover {
     }
 
     /// Queues one copy per row, neighbours merged where they touch on both sides.
-    fn advance_rows(&self, flight: &mut Flight) -> Result<(), DriverError> {
+    fn advance_rows(&mut self, flight: &mut Flight) -> Result<(), DriverError> {
         let common = Arc::clone(&self.common);
-        let stream = &self.copy_streams[0];
-        let (mut copies, mut bytes) = (0, 0);
-        let mut last: Option<(u64, u64, u64, u32)> = None;
+        let mut copies = mem::take(&mut self.scratch);
+        copies.clear();
+        let mut bytes = 0;
+        // Region and chunk of the last row: no copy may reach over the border of an allocation,
+        // even where the next one happens to lie right behind it.
+        let mut last = None;
         while let Some(step) = flight.moves.get(flight.cursor.next_move) {
-            if copies >= DIRECT_COPIES_MAX || bytes >= DIRECT_BYTES_MAX {
+            if copies.len() >= DIRECT_COPIES_MAX || bytes >= DIRECT_BYTES_MAX {
                 break;
             }
             let (slot, chunk) = common.arena.place(step.slot);
             for row in common.memory.layout().rows(step.block) {
-                let device = common.memory.region_address(row.region) + row.offset;
+                let gpu = common.memory.region_address(row.region) + row.offset;
                 let host = slot + row.slot_offset;
                 bytes += row.bytes;
-                match &mut last {
-                    Some((d, h, b, c)) if *d + *b == device && *h + *b == host && *c == chunk => {
-                        *b += row.bytes;
+                match copies.last_mut() {
+                    Some(before)
+                        if last == Some((row.region, chunk))
+                            && before.gpu + before.bytes == gpu
+                            && before.host + before.bytes == host =>
+                    {
+                        before.bytes += row.bytes;
                     }
-                    _ => {
-                        if let Some((d, h, b, _)) = last.replace((device, host, row.bytes, chunk)) {
-                            flight.queued = true;
-                            self.copy(stream, d, h, b)?;
-                            copies += 1;
-                        }
-                    }
-                }
-            }
-            flight.cursor.next_move += 1;
-        }
-        if let Some((device, host, length, _)) = last {
-            flight.queued = true;
-            self.copy(stream, device, host, length)?;
-        }
-        Ok(())
-    }
-
-    /// Queues one two-dimensional copy per block and row group.
-    fn advance_planes(&self, flight: &mut Flight) -> Result<(), DriverError> {
-        let common = Arc::clone(&self.common);
-        let stream = &self.copy_streams[0];
-        let layout = common.memory.layout();
-        let (mut copies, mut bytes) = (0, 0);
-        while let Some(step) = flight.moves.get(flight.cursor.next_move) {
-            if copies >= DIRECT_COPIES_MAX || bytes >= DIRECT_BYTES_MAX {
-                break;
-            }
-            assert!(
-                step.block.value() < layout.blocks(),
-                "{:?} is not in the pool",
-                step.block
-            );
-            let (mut host, _) = common.arena.place(step.slot);
-            for group in layout.row_groups() {
-                let device = common.memory.region_address(group.region)
-                    + group.base
-                    + u64::from(step.block.value()) * group.block_stride;
-                flight.queued = true;
-                if group.rows == 1 {
-                    self.copy(stream, device, host, group.row_bytes)?;
-                } else {
-                    let plane = Plane {
-                        device,
-                        pitch: group.row_stride,
+                    _ => copies.push(Run {
+                        gpu,
                         host,
-                        row_bytes: group.row_bytes,
-                        rows: group.rows.into(),
-                    };
-                    self.copy_plane(stream, plane)?;
+                        bytes: row.bytes,
+                    }),
                 }
-                host += u64::from(group.rows) * group.row_bytes;
-                copies += 1;
+                last = Some((row.region, chunk));
             }
-            bytes += layout.block_bytes();
             flight.cursor.next_move += 1;
         }
-        Ok(())
+        flight.queued = true;
+        flight.queued_bytes += bytes;
+        let queued = self.copy_runs(&self.copy_streams[0], 0, &copies);
+        self.scratch = copies;
+        queued
     }
-
-    fn copy_plane(&self, stream: &Stream, plane: Plane) -> Result<(), DriverError> {
-        use sys::CUmemorytype_enum::{CU_MEMORYTYPE_DEVICE, CU_MEMORYTYPE_HOST};
-        let size = |bytes: u64| usize::try_from(bytes).expect("a plane fits into memory");
-        let host = plane.host as *mut c_void;
-        let mut copy = sys::CUDA_MEMCPY2D {
-            srcXInBytes: 0,
-            srcY: 0,
-            srcMemoryType: CU_MEMORYTYPE_DEVICE,
-            srcHost: core::ptr::null(),
-            srcDevice: plane.device,
-            srcArray: core::ptr::null_mut(),
-            srcPitch: size(plane.pitch),
-            dstXInBytes: 0,
-            dstY: 0,
-            dstMemoryType: CU_MEMORYTYPE_HOST,
-            dstHost: host,
-            dstDevice: 0,
-            dstArray: core::ptr::null_mut(),
-            dstPitch: size(plane.row_bytes),
-            WidthInBytes: size(plane.row_bytes),
-            Height: size(plane.rows),
-        };
-        if self.direction == Direction::In {
-            copy.srcMemoryType = CU_MEMORYTYPE_HOST;
-            copy.srcHost = host;
-            copy.srcDevice = 0;
-            copy.srcPitch = size(plane.row_bytes);
-            copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-            copy.dstHost = core::ptr::null_mut();
-            copy.dstDevice = plane.device;
-            copy.dstPitch = size(plane.pitch);
-        }
-        // SAFETY: the rows lie in the pool (`Layout` checked them against its regions) and the
-        // packed rows in one slot; the mover's owner keeps both alive until the mark that follows
-        // is over, and the machine gives block and slot to this flight alone. The description
-        // outlives the call.
-        let answer = unsafe { sys::cuMemcpy2DAsync_v2(&raw const copy, stream.handle()) };
-        check("cuMemcpy2DAsync", answer)
-    }
-}
-
-/// Rows at equal distances in the pool, back to back in a slot.
-#[derive(Clone, Copy, Debug)]
-struct Plane {
-    device: u64,
-    pitch: u64,
-    host: u64,
-    row_bytes: u64,
-    rows: u64,
 }

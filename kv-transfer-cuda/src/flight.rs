@@ -17,6 +17,10 @@ pub(crate) struct Flight {
     pub(crate) after: Fence,
     pub(crate) path: Path,
     pub(crate) cursor: Cursor,
+    /// Payload that was queued, bytes.
+    pub(crate) queued_bytes: u64,
+    /// It went through the ring as one piece, on one stream.
+    pub(crate) alone: bool,
     /// Its stream waits for its fence.
     pub(crate) ordered: bool,
     /// The device was told something about its memory.
@@ -37,6 +41,8 @@ impl Flight {
             after: command.after(),
             path,
             cursor: Cursor::default(),
+            queued_bytes: 0,
+            alone: false,
             ordered: false,
             queued: false,
             digest: command.digest().clone(),

@@ -23,7 +23,9 @@ pub(crate) const BLOCKS_MAX: usize = 960;
 pub(crate) const FEW_BLOCKS_MAX: usize = 48;
 
 /// Threads of a thread block.
-pub(crate) const THREADS: u32 = 512;
+///
+/// Few, so that a thread block finds room beside those of a matrix product.
+pub(crate) const THREADS: u32 = 128;
 
 /// Segments that one thread block copies at a time.
 pub(crate) const WARPS: u32 = THREADS / 32;

@@ -21,7 +21,7 @@ use crate::CudaError;
 use crate::clock::instant;
 use crate::config::{CudaConfig, Notice};
 use crate::copy::{Common, Mover};
-use crate::cost::Costs;
+use crate::cost::{Costs, Path};
 use crate::digest::DigestPool;
 use crate::error::DriverError;
 use crate::event::{Event, Progress};
@@ -29,22 +29,23 @@ use crate::flight::Flight;
 use crate::graveyard::bury_command;
 use crate::outbox::{Number, Outbox};
 
-/// Marks that may be in the streams at the same time. Each stands for at most [`PARTS_PER_MARK`]
-/// pieces, so that the streams' own queues, which hold about a thousand entries, never fill up.
+/// Marks that may be in the streams at the same time, so that the streams' own queues, which hold
+/// about a thousand entries, never fill up.
 const MARKS_MAX: usize = 32;
 
 /// Payload that may be in the streams at the same time before more is queued, bytes. It takes
-/// about a millisecond, many times what the lane's thread needs to wake up.
-const STREAM_BYTES_MAX: u64 = 64 << 20;
+/// more than a millisecond, many times what the lane's thread needs to wake up.
+const STREAM_BYTES_MAX: u64 = 96 << 20;
 
-/// Pieces that the lane's thread queues before it marks and looks around.
-const PARTS_PER_MARK: usize = 4;
+/// Payload that the lane's thread queues before it marks and looks around, bytes.
+const MARK_BYTES: u64 = 32 << 20;
 
-/// Pieces that a submitting thread queues itself.
-const PARTS_INLINE: usize = 2;
+/// Payload that a submitting thread queues itself, bytes: enough for the link to be busy until
+/// the lane's thread has woken up.
+const INLINE_BYTES: u64 = 8 << 20;
 
-/// A submitting thread queues nothing itself if a piece has more blocks than this.
-const BLOCKS_INLINE: u64 = 64;
+/// Copies that a submitting thread queues itself; more are left to the lane's thread.
+const INLINE_COPIES_MAX: u64 = 20;
 
 /// A timed sleep before a spin ends so much earlier than the copy should.
 const SPIN_LEAD: Duration = Duration::from_micros(80);
@@ -57,8 +58,6 @@ pub(crate) struct Lane {
     digests: Arc<DigestPool>,
     notice: Notice,
     queue_max: usize,
-    /// Blocks in a piece at most.
-    piece_blocks: u64,
     costs: Costs,
     state: Mutex<State>,
     /// There is something to queue or to wait for, or the lane closes.
@@ -107,11 +106,9 @@ impl Lane {
         outbox: Arc<Outbox>,
         digests: Arc<DigestPool>,
         config: &CudaConfig,
-        slab_bytes: u64,
     ) -> Arc<Self> {
         let common = Arc::clone(mover.common());
         Arc::new(Self {
-            piece_blocks: slab_bytes / common.shape.block_bytes,
             costs: *mover.costs(),
             common,
             outbox,
@@ -164,18 +161,38 @@ impl Lane {
     /// Puts a flight in, after its place was taken. Does not wait for the device.
     pub(crate) fn enqueue(&self, flight: Flight) {
         let mut ended = Ended::new();
+        let few = self.copies_at_first(&flight) <= INLINE_COPIES_MAX;
         let mut state = self.state.lock();
         if let Some(fault) = state.refusal() {
             state.leave(&mut ended, &flight, flight.failed(fault));
         } else {
             state.waiting.push_back(flight);
-            if state.waiting.len() == 1 && self.piece_blocks <= BLOCKS_INLINE && state.may_push() {
+            if state.waiting.len() == 1 && few && state.may_push() {
                 self.push_under_lock(&mut state, &mut ended);
             }
         }
         drop(state);
         self.work.notify_one();
         self.tell(ended);
+    }
+
+    /// Copies of the part of a flight that a submitting thread may queue.
+    fn copies_at_first(&self, flight: &Flight) -> u64 {
+        let blocks = INLINE_BYTES.div_ceil(self.common.shape.block_bytes);
+        let blocks = usize::try_from(blocks)
+            .unwrap_or(usize::MAX)
+            .min(flight.moves.len());
+        let moves = &flight.moves[..blocks];
+        match flight.path {
+            Path::Rows => blocks as u64 * u64::from(self.common.memory.layout().rows_per_block()),
+            Path::Ring => {
+                let breaks = moves
+                    .windows(2)
+                    .filter(|pair| pair[0].slot.value() + 1 != pair[1].slot.value())
+                    .count();
+                1 + breaks as u64
+            }
+        }
     }
 
     /// Leaves the lane without having come to the device.
@@ -212,7 +229,10 @@ impl Lane {
         else {
             return;
         };
-        let pushed = push(&mut mover, &mut flight, PARTS_INLINE);
+        if state.marks.is_empty() {
+            mover.rest();
+        }
+        let pushed = push(&mut mover, &mut flight, INLINE_BYTES);
         state.mover = Some(mover);
         self.pushed(state, ended, flight, pushed);
     }
@@ -295,8 +315,11 @@ impl Lane {
         let mut state = self.state.lock();
         loop {
             if let Some((mut mover, mut flight)) = state.take_work() {
+                if state.marks.is_empty() {
+                    mover.rest();
+                }
                 drop(state);
-                let pushed = push(&mut mover, &mut flight, PARTS_PER_MARK);
+                let pushed = push(&mut mover, &mut flight, MARK_BYTES);
                 state = self.state.lock();
                 state.mover = Some(mover);
                 self.pushed(&mut state, &mut ended, flight, pushed);
@@ -415,24 +438,20 @@ impl State {
     }
 }
 
-/// Queues the next parts of a flight and marks them.
-fn push(mover: &mut Mover, flight: &mut Flight, parts: usize) -> Pushed {
+/// Queues the next parts of a flight, about so many bytes, and marks them.
+fn push(mover: &mut Mover, flight: &mut Flight, bytes: u64) -> Pushed {
     let device_fault = |error: DriverError| CopyFault::Device { code: error.code };
-    let before = flight.cursor.next_move;
+    let before = flight.queued_bytes;
     let mut pushed = || {
         mover.device().bind().map_err(device_fault)?;
-        for _ in 0..parts {
-            if flight.is_queued_whole() {
-                break;
-            }
+        while !flight.is_queued_whole() && flight.queued_bytes - before < bytes {
             mover.advance(flight)?;
         }
-        mover.mark(flight.path).map_err(device_fault)
+        mover.mark(flight).map_err(device_fault)
     };
     let mark = pushed();
-    let moves = (flight.cursor.next_move - before).max(1) as u64;
     Pushed {
-        bytes: moves * mover.common().shape.block_bytes,
+        bytes: flight.queued_bytes - before,
         mark,
     }
 }

@@ -186,8 +186,8 @@ impl Shape {
 /// A stretch of host memory that one copy can move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// Where it starts in the slab, bytes.
-    pub(crate) slab_offset: u64,
+    /// Where it starts on the GPU, bytes from a base: that of a slab for a piece, 0 for a row.
+    pub(crate) gpu: u64,
     /// Where it starts in host memory.
     pub(crate) host: u64,
     /// Length, bytes.
@@ -211,16 +211,12 @@ pub(crate) fn runs(
     for (address, chunk) in places.take(piece.moves) {
         let host = address + skip;
         let bytes = (block_bytes - skip).min(left);
-        let slab_offset = piece.bytes - left;
+        let gpu = piece.bytes - left;
         match out.last_mut() {
             Some(last) if last.host + last.bytes == host && chunk_of_last == Some(chunk) => {
                 last.bytes += bytes;
             }
-            _ => out.push(Run {
-                slab_offset,
-                host,
-                bytes,
-            }),
+            _ => out.push(Run { gpu, host, bytes }),
         }
         chunk_of_last = Some(chunk);
         left -= bytes;

@@ -5,13 +5,13 @@
 
 use kv_core::{BlockId, BlockMove, SlotIndex};
 
-use super::{Mover, Plane};
+use super::Mover;
 use crate::cost::Costs;
 use crate::device::Stream;
 use crate::error::DriverError;
 use crate::event::Event;
-use crate::kernels::Packing;
-use crate::plan::Cursor;
+use crate::kernels::{FEW_BLOCKS_MAX, Packing};
+use crate::plan::{Cursor, Run, SEGMENT_BYTES_MAX};
 
 /// Less than this says nothing about a link.
 const BYTES_MIN: u64 = 1 << 20;
@@ -22,11 +22,6 @@ const REPEATS: usize = 3;
 /// Many copies are measured with pieces of this size.
 const COPY_BYTES: u64 = 16 << 10;
 
-/// Two-dimensional copies are measured with so many rows of this length.
-const PLANE_ROWS: u64 = 32;
-const PLANE_ROW_BYTES: u64 = 4 << 10;
-const PLANES: u64 = 8;
-
 impl Mover {
     /// What the ways cost in this direction.
     pub(super) fn probe(&self) -> Result<Costs, DriverError> {
@@ -34,70 +29,56 @@ impl Mover {
         // All ready slots of the first chunk are neighbours.
         let room = u64::from(self.neighbours_of_slot_0()) * self.common.arena.slot_bytes();
         let bytes = room.min(self.slabs.len());
-        if bytes < BYTES_MIN.max(PLANE_ROWS * PLANE_ROW_BYTES * 2) {
+        if bytes < BYTES_MIN {
             return Ok(Costs::default());
         }
         let slab = self.slabs.address();
         let stream = &self.copy_streams[0];
         let line_ns = self.quickest(stream, || self.copy(stream, slab, host, bytes))?;
         let byte_ns = line_ns / number(bytes);
-        let copies = (bytes / COPY_BYTES).min(64);
         // Every other piece, so that no two are neighbours on the host.
-        let spread = if bytes >= 2 * copies * COPY_BYTES {
-            2
-        } else {
-            1
-        };
-        let copies_ns = self.quickest(stream, || {
-            (0..copies).try_for_each(|i| {
-                let at = i * spread * COPY_BYTES;
-                self.copy(stream, slab + i * COPY_BYTES, host + at, COPY_BYTES)
+        let pieces: Vec<_> = (0..(bytes / COPY_BYTES / 2).min(64))
+            .map(|i| Run {
+                gpu: i * COPY_BYTES,
+                host: host + 2 * i * COPY_BYTES,
+                bytes: COPY_BYTES,
             })
-        })?;
+            .collect();
+        let copies_ns = self.quickest(stream, || self.copy_runs(stream, slab, &pieces))?;
+        let copies = pieces.len() as u64;
         let copy_ns = (copies_ns / number(copies) - number(COPY_BYTES) * byte_ns).max(0.0);
-        let planes_ns = self.quickest(stream, || {
-            (0..PLANES).try_for_each(|_| {
-                let plane = Plane {
-                    device: slab,
-                    pitch: 2 * PLANE_ROW_BYTES,
-                    host,
-                    row_bytes: PLANE_ROW_BYTES,
-                    rows: PLANE_ROWS,
-                };
-                self.copy_plane(stream, plane)
-            })
-        })?;
-        let rows = number(PLANES * PLANE_ROWS);
-        let rest = planes_ns - rows * number(PLANE_ROW_BYTES) * byte_ns;
-        let row_ns = ((rest - number(PLANES) * copy_ns) / rows).max(0.0);
+        let (pack_ns, _) = self.pack_ns(SEGMENT_BYTES_MAX)?;
+        let (large_ns, large_bytes) = self.pack_ns(self.slab_bytes)?;
+        let pack_byte_ns = ((large_ns - pack_ns) / number(large_bytes)).max(0.0);
         Ok(Costs {
             byte_ns,
             copy_ns,
-            row_ns,
-            pack_ns: self.pack_ns()?,
+            pack_byte_ns,
+            pack_ns,
         })
     }
 
-    /// How long a slab, or as much as the pool holds, takes to be gathered.
-    fn pack_ns(&self) -> Result<f64, DriverError> {
-        let blocks = self.common.memory.layout().blocks();
-        let moves: Vec<_> = (0..blocks)
+    /// How long a piece of at most so many bytes takes to be gathered, and how long it is.
+    fn pack_ns(&self, bytes_max: u64) -> Result<(f64, u64), DriverError> {
+        let moves: Vec<_> = (0..self.common.memory.layout().blocks())
             .map(|block| BlockMove {
                 block: BlockId::new(block),
                 slot: SlotIndex::new(block),
             })
-            .take(crate::kernels::FEW_BLOCKS_MAX)
+            .take(FEW_BLOCKS_MAX)
             .collect();
         let mut cursor = Cursor::default();
-        let shape = &self.common.shape;
-        let Some(piece) = shape.next_piece(&mut cursor, moves.len(), self.slab_bytes) else {
-            return Ok(Costs::default().pack_ns);
-        };
+        let piece = self
+            .common
+            .shape
+            .next_piece(&mut cursor, moves.len(), bytes_max);
+        let piece = piece.expect("a pool has a block, and a segment fits everywhere");
+        let moves = &moves[..piece.moves];
         let slab = self.slabs.address();
-        let stream = &self.kernel_stream;
-        self.quickest(stream, || {
-            self.pack(Packing::Gather, &piece, &moves[..piece.moves], slab)
-        })
+        let nanos = self.quickest(&self.kernel_stream, || {
+            self.pack(Packing::Gather, &piece, moves, slab)
+        })?;
+        Ok((nanos, piece.bytes))
     }
 
     /// Ready slots that lie behind each other from slot 0 on.

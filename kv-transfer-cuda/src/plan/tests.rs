@@ -82,14 +82,9 @@ fn bytes_moved(
         let mut stretches = Vec::new();
         let places = moves[piece.first_move..].iter().map(|&(_, host)| (host, 0));
         runs(&piece, layout.block_bytes(), places, &mut stretches);
-        for Run {
-            slab_offset,
-            host,
-            bytes,
-        } in stretches
-        {
+        for Run { gpu, host, bytes } in stretches {
             for byte in 0..bytes {
-                let cell = slab[usize::try_from(slab_offset + byte).expect("small")];
+                let cell = slab[usize::try_from(gpu + byte).expect("small")];
                 moved.push((cell.expect("every byte of the slab is filled"), host + byte));
             }
         }

@@ -219,11 +219,6 @@ fn i09_every_layout_by_the_measured_way() {
 #[test]
 fn i09_every_layout_by_direct_copies() {
     grid(|slots| config(slots, PathChoice::Rows), &ROWS, &[1, 3, 32]);
-    grid(
-        |slots| config(slots, PathChoice::Planes),
-        &ROWS,
-        &[1, 3, 32],
-    );
 }
 
 #[test]

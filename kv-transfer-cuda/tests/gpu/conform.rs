@@ -12,7 +12,7 @@ use kv_transfer_cuda::{
     Stream, StreamPriority,
 };
 
-use crate::rig::{Flag, LIMIT, clock, copy_on_gpu, delay, device, hold};
+use crate::rig::{Flag, HOLD, clock, copy_on_gpu, delay, device, hold};
 
 const QUEUE_MAX: usize = 48;
 
@@ -45,7 +45,7 @@ impl World {
     fn begin_step(&mut self) -> Fence {
         let stream = Stream::new(&device(), StreamPriority::High).expect("a stream");
         let flag = Flag::new();
-        hold(&stream, &flag, LIMIT);
+        hold(&stream, &flag, HOLD);
         let fence = self.fences.record(&stream).expect("a sound context");
         self.held.insert(fence, (flag, stream));
         fence
@@ -232,8 +232,8 @@ fn direct_rows_conform() {
 }
 
 #[test]
-fn direct_planes_conform() {
-    conform(PathChoice::Planes);
+fn the_measured_ways_conform() {
+    conform(PathChoice::Measured);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use kv_transfer_cuda::{
     CudaConfig, CudaError, Fallback, GpuMemory, Opened, PathChoice, StepFences, buried, open,
 };
 
-use crate::rig::{Flag, LIMIT, Rig, clock, device, foreign_pool, hold, pattern};
+use crate::rig::{Flag, HOLD, LIMIT, Rig, clock, device, foreign_pool, hold, pattern};
 
 fn layout() -> Layout {
     Layout::stacked(4, 512, 16, 4, 64, 2).expect("blocks of 64 KiB")
@@ -24,7 +24,7 @@ fn block_bytes() -> usize {
 /// Holds the executor's stream; the fence is over when the flag is raised.
 fn stalled(rig: &Rig) -> (Flag, Fence) {
     let flag = Flag::new();
-    hold(&rig.stream, &flag, LIMIT);
+    hold(&rig.stream, &flag, HOLD);
     (flag, rig.fence())
 }
 
@@ -47,7 +47,7 @@ fn submit_returns_while_the_stream_is_stalled_and_keeps_every_command_apart() {
         .map(|i| rig.submit(Direction::Out, &[(i, 511 - i)], fence, DigestWork::Skip))
         .collect();
     // The step can only end after this line, so that none of the submits waited for it.
-    assert!(start.elapsed() < LIMIT);
+    assert!(start.elapsed() < HOLD);
     let mut ended = Vec::new();
     rig.backend.poll(&mut ended);
     assert!(

@@ -29,6 +29,9 @@ use parking_lot::{Condvar, Mutex};
 /// What takes longer than this never comes.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
+/// A stream that is held goes on after this, whatever happens.
+pub(crate) const HOLD: Duration = Duration::from_secs(20);
+
 const PTX: &CStr = {
     let text = concat!(include_str!("kernels.ptx"), "\0");
     match CStr::from_bytes_with_nul(text.as_bytes()) {
@@ -106,6 +109,13 @@ impl Flag {
     fn set(&self, value: u32) {
         // SAFETY: allocated by `new` and never freed, because a kernel may read it for long.
         unsafe { self.0.as_ptr().write_volatile(value) };
+    }
+}
+
+impl Drop for Flag {
+    /// A test that fails holds up nothing.
+    fn drop(&mut self) {
+        self.raise();
     }
 }
 

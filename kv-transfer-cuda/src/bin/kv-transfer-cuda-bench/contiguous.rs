@@ -115,12 +115,10 @@ pub(crate) fn line(device: &Device) -> Result<Line, Failure> {
     })
 }
 
-/// One contiguous copy whose end is noticed by a thread that sleeps on its event and unparks the
+/// Contiguous copies whose end is noticed by a thread that sleeps on its event and unparks the
 /// caller: the same way as the backend's.
 pub(crate) struct Noticed {
-    stream: Stream,
-    gpu: DeviceBytes,
-    host: Pinned,
+    ways: [(Stream, DeviceBytes, Pinned, Event); 2],
     events: Sender<Arc<Event>>,
     over: Arc<AtomicBool>,
     device: Device,
@@ -138,23 +136,36 @@ impl Noticed {
                 caller.unpark();
             }
         });
+        let way = || -> Result<_, Failure> {
+            Ok((
+                Stream::new(device, StreamPriority::Low)?,
+                DeviceBytes::new(device, bytes)?,
+                Pinned::new(device, bytes)?,
+                Event::new(device)?,
+            ))
+        };
         Ok(Self {
-            stream: Stream::new(device, StreamPriority::Low)?,
-            gpu: DeviceBytes::new(device, bytes)?,
-            host: Pinned::new(device, bytes)?,
+            ways: [way()?, way()?],
             events,
             over,
             device: device.clone(),
         })
     }
 
-    /// Nanoseconds from the call to its end being noticed on this thread.
-    pub(crate) fn measure(&self, direction: Direction, bytes: u64) -> Result<f64, Failure> {
+    /// Nanoseconds from the call to the end of all copies being noticed on this thread.
+    pub(crate) fn measure(&self, directions: &[Direction], bytes: u64) -> Result<f64, Failure> {
         let event = Arc::new(Event::new(&self.device)?);
         self.over.store(false, Ordering::Release);
         let start = clock();
-        copy(&self.stream, direction, &self.gpu, &self.host, bytes)?;
-        event.record(&self.stream)?;
+        for (direction, (stream, gpu, host, _)) in directions.iter().zip(&self.ways) {
+            copy(stream, *direction, gpu, host, bytes)?;
+        }
+        if directions.len() > 1 {
+            let (other, _, _, joined) = &self.ways[1];
+            joined.record(other)?;
+            self.ways[0].0.wait(joined)?;
+        }
+        event.record(&self.ways[0].0)?;
         self.events.send(Arc::clone(&event))?;
         while !self.over.load(Ordering::Acquire) {
             thread::park();

@@ -312,63 +312,75 @@ pub(crate) fn decode(device: &Device, report: &mut Report) -> Result<(), Failure
     Ok(())
 }
 
+/// Caching, MiB per slab, slabs, copy streams, grid.
+type Setting = (SlabCaching, u64, u32, u32, u32);
+
+use SlabCaching::{EvictLast, Persisting, Plain};
+
+const SETTINGS_OUT: [Setting; 9] = [
+    (EvictLast, 4, 3, 1, 64),
+    (EvictLast, 4, 3, 2, 64),
+    (EvictLast, 8, 2, 1, 64),
+    (EvictLast, 8, 3, 1, 64),
+    (EvictLast, 8, 3, 1, 16),
+    (Plain, 8, 3, 1, 64),
+    (Plain, 16, 3, 1, 64),
+    (Persisting, 4, 3, 1, 64),
+    (Persisting, 8, 3, 1, 64),
+];
+
+const SETTINGS_IN: [Setting; 8] = [
+    (EvictLast, 4, 3, 1, 64),
+    (EvictLast, 8, 2, 1, 64),
+    (EvictLast, 8, 3, 2, 64),
+    (EvictLast, 16, 3, 1, 64),
+    (Plain, 8, 3, 1, 64),
+    (Plain, 16, 3, 1, 64),
+    (Plain, 16, 3, 1, 16),
+    (Persisting, 8, 3, 1, 64),
+];
+
 /// Settings side by side: what they do to decoding and to the rate.
 pub(crate) fn tune(device: &Device, line: &Line, report: &mut Report) -> Result<(), Failure> {
     let products = Products::new(device, 64)?;
     let work = (64, 1_024, alone(&products, 64, 1_024)?);
-    println!("\nsettings: time / alone (GB/s) beside decode | rate / line alone");
-    for (name, directions, _) in &WAYS[..2] {
+    println!("\nsettings: time / alone (GB/s) beside decode | long command alone / line");
+    for ((name, directions, _), settings) in WAYS.iter().zip([&SETTINGS_OUT[..], &SETTINGS_IN[..]])
+    {
         let plain = contiguous(device, &products, work, directions)?;
         println!(
             "{name} contiguous: x{:.3} ({:.1})",
             plain.slowdown, plain.rate
         );
-        for caching in [
-            SlabCaching::EvictLast,
-            SlabCaching::Persisting,
-            SlabCaching::Plain,
-        ] {
-            if directions[0] == Direction::In && caching != SlabCaching::EvictLast {
-                continue;
-            }
-            for (mib, streams, grid) in [
-                (8, 1, 32),
-                (8, 2, 32),
-                (8, 1, 8),
-                (4, 2, 32),
-                (16, 1, 32),
-                (16, 2, 32),
-            ] {
-                if caching == SlabCaching::Persisting && mib > 8 {
-                    continue;
+        for &(caching, mib, slabs, streams, grid) in settings {
+            let set = move |config: &mut CudaConfig| {
+                for staging in [&mut config.staging_out, &mut config.staging_in] {
+                    staging.slab_bytes = mib << 20;
+                    staging.slabs = slabs;
+                    staging.copy_streams = streams;
                 }
-                let set = move |config: &mut CudaConfig| {
-                    for staging in [&mut config.staging_out, &mut config.staging_in] {
-                        staging.slab_bytes = mib << 20;
-                        staging.copy_streams = streams;
-                    }
-                    config.slab_caching = caching;
-                    config.grid_max = grid;
-                    config.path = PathChoice::Ring;
-                };
-                let swaps = Swaps::start(device, directions, set);
-                let moved = Arc::clone(&swaps.bytes);
-                let ours = beside(&products, work, || moved.load(Ordering::Relaxed))?;
-                drop(swaps);
-                let ratio = rate(device, directions[0], set)? / line_of(line, directions[0]);
-                println!(
-                    "{name} {caching:?} {mib} MiB, {streams} streams, grid {grid}: x{:.3} ({:.1}) | {ratio:.3}",
-                    ours.slowdown, ours.rate
-                );
-                report.row(
-                    "tune",
-                    &json!({
-                        "direction": name, "caching": format!("{caching:?}"), "slab_mib": mib,
-                        "streams": streams, "grid": grid, "slowdown": ours.slowdown,
-                        "rate_beside": ours.rate, "of_line": ratio,
-                    }),
-                );
-            }
+                config.slab_caching = caching;
+                config.grid_max = grid;
+                config.path = PathChoice::Ring;
+            };
+            let swaps = Swaps::start(device, directions, set);
+            let moved = Arc::clone(&swaps.bytes);
+            let ours = beside(&products, work, || moved.load(Ordering::Relaxed))?;
+            drop(swaps);
+            let ratio = rate(device, directions[0], set)? / line_of(line, directions[0]);
+            println!(
+                "{name} {caching:?} {slabs} x {mib} MiB, {streams} streams, grid {grid}: \
+                 x{:.3} ({:.1}) | {ratio:.3}",
+                ours.slowdown, ours.rate
+            );
+            report.row(
+                "tune",
+                &json!({
+                    "direction": name, "caching": format!("{caching:?}"), "slab_mib": mib,
+                    "slabs": slabs, "streams": streams, "grid": grid, "slowdown": ours.slowdown,
+                    "rate_beside": ours.rate, "of_line": ratio,
+                }),
+            );
         }
     }
     Ok(())
@@ -381,20 +393,20 @@ fn line_of(line: &Line, direction: Direction) -> f64 {
     }
 }
 
-/// Rate of single commands of 256 MiB in rows of 2 KiB, slots in a row, GB/s.
+/// Rate of single commands of 1 GiB in rows of 2 KiB, slots in a row, GB/s.
 fn rate(
     device: &Device,
     direction: Direction,
     set: impl Fn(&mut CudaConfig),
 ) -> Result<f64, Failure> {
-    let pool = Layout::stacked(32, 4_096, 16, 1, 32, 2)?;
-    let bytes = 4_096 * pool.block_bytes();
-    let mut config = CudaConfig::new(4_096);
+    let pool = Layout::stacked(32, 16_384, 16, 1, 32, 2)?;
+    let bytes = 16_384 * pool.block_bytes();
+    let mut config = CudaConfig::new(16_384);
     set(&mut config);
     let mut stand = Stand::new(device, pool, &config)?;
     let mut times = Vec::new();
-    for _ in 0..8 {
-        let moves = stand.moves(4_096, Slots::InARow);
+    for _ in 0..5 {
+        let moves = stand.moves(16_384, Slots::InARow);
         let command = stand.command(direction, &moves);
         times.push(stand.measure(vec![command])?);
     }

@@ -1,11 +1,13 @@
 //! Scattered swaps of every size beside the line, and the cells of a peer's table.
 
+use std::collections::BTreeMap;
+
 use kv_core::{Direction, Layout};
 use kv_transfer_cuda::{CudaConfig, Device};
 use serde_json::json;
 
 use super::Failure;
-use super::contiguous::Line;
+use super::contiguous::{Line, Noticed};
 use super::report::{Report, gb_per_s, median};
 use super::stand::{Slots, Stand};
 
@@ -33,111 +35,161 @@ fn largest(block_bytes: u64) -> u32 {
     BLOCKS.iter().rev().find(fits).copied().unwrap_or(1)
 }
 
-/// The worst ratios to the line among the cells that the targets are about.
-struct Worst {
-    out: f64,
-    back_in: f64,
-    both: f64,
+/// The worst ratios among the cells that the targets are about: out, in, both.
+type Worst = [f64; 3];
+
+/// Nanoseconds of contiguous copies by payload: out, in, both.
+struct Contiguous {
+    copies: Noticed,
+    known: BTreeMap<u64, [f64; 3]>,
+}
+
+const WAYS: [&[Direction]; 3] = [
+    &[Direction::Out],
+    &[Direction::In],
+    &[Direction::Out, Direction::In],
+];
+
+impl Contiguous {
+    fn of(&mut self, bytes: u64) -> Result<[f64; 3], Failure> {
+        if let Some(known) = self.known.get(&bytes) {
+            return Ok(*known);
+        }
+        let mut found = [0.0; 3];
+        for (found, way) in found.iter_mut().zip(WAYS) {
+            let mut samples = Vec::new();
+            for _ in 0..8 {
+                samples.push(self.copies.measure(way, bytes)?);
+            }
+            *found = median(&mut samples[1..]);
+        }
+        self.known.insert(bytes, found);
+        Ok(found)
+    }
 }
 
 pub(crate) fn grid(device: &Device, line: &Line, report: &mut Report) -> Result<(), Failure> {
-    println!("\nGB/s end to end: layout, row bytes, blocks, payload MiB | out in both | slots");
-    for slots in [Slots::InARow, Slots::Shuffled] {
-        let mut worst = Worst {
-            out: f64::INFINITY,
-            back_in: f64::INFINITY,
-            both: f64::INFINITY,
-        };
-        for kind in ["stacked", "per layer", "latent"] {
-            for row_bytes in ROWS {
-                if kind == "latent" && row_bytes != ROWS[0] {
-                    continue;
-                }
-                cells(device, line, report, (kind, row_bytes, slots), &mut worst)?;
+    println!(
+        "\nGB/s end to end (share of one contiguous copy of as many bytes, noticed alike)\n\
+         layout, row bytes, blocks, payload MiB, slots | out | in | both"
+    );
+    let copies = Noticed::new(device, BYTES_MAX)?;
+    let mut contiguous = Contiguous {
+        copies,
+        known: BTreeMap::new(),
+    };
+    let mut worst = [[f64::INFINITY; 3]; 2];
+    for kind in ["stacked", "per layer", "latent"] {
+        for row_bytes in ROWS {
+            if kind == "latent" && row_bytes != ROWS[0] {
+                continue;
             }
+            cells(
+                device,
+                (kind, row_bytes),
+                &mut contiguous,
+                report,
+                &mut worst,
+            )?;
         }
-        let name = if slots == Slots::InARow {
-            "slots in a row"
-        } else {
-            "slots shuffled"
-        };
+    }
+    for (worst, name) in worst.iter().zip(["slots in a row", "slots shuffled"]) {
         report.at_least(
             "P1",
-            format!("scattered out / line, worst, {name}"),
-            worst.out,
+            format!("out / contiguous, worst, {name}"),
+            worst[0],
             0.98,
         );
         report.at_least(
             "P1",
-            format!("scattered in / line, worst, {name}"),
-            worst.back_in,
+            format!("in / contiguous, worst, {name}"),
+            worst[1],
             0.98,
         );
         report.at_least(
             "P2",
-            format!("both ways / duplex line, worst, {name}"),
-            worst.both,
+            format!("both / contiguous, worst, {name}"),
+            worst[2],
             0.95,
         );
     }
+    println!(
+        "line of this run: {:.1} {:.1} {:.1}",
+        line.out, line.back_in, line.both
+    );
     Ok(())
 }
 
 fn cells(
     device: &Device,
-    line: &Line,
+    (kind, row_bytes): (&str, u32),
+    contiguous: &mut Contiguous,
     report: &mut Report,
-    (kind, row_bytes, slots): (&str, u32, Slots),
-    worst: &mut Worst,
+    worst: &mut [Worst; 2],
 ) -> Result<(), Failure> {
-    let one = layout(kind, row_bytes, 1)?;
-    let most = largest(one.block_bytes());
+    let most = largest(layout(kind, row_bytes, 1)?.block_bytes());
     // Room for both directions at once.
     let pool = layout(kind, row_bytes, most * 2)?;
-    let block_bytes = pool.block_bytes();
+    let (block_bytes, row_bytes) = (pool.block_bytes(), pool.row_groups()[0].row_bytes);
     let mut stand = Stand::new(device, pool, &CudaConfig::new(most * 2))?;
-    for blocks in BLOCKS {
+    for blocks in BLOCKS.into_iter().filter(|&blocks| blocks <= most) {
         let bytes = u64::from(blocks) * block_bytes;
-        if blocks > most {
-            continue;
-        }
-        let repeats = if bytes < 16 << 20 { 30 } else { 5 };
-        let [mut out, mut back_in, mut both] = [const { Vec::new() }; 3];
-        for _ in 0..=repeats {
-            let moves = stand.moves(blocks * 2, slots);
-            let (left, right) = moves.split_at(blocks as usize);
-            let command = stand.command(Direction::Out, left);
-            out.push(stand.measure(vec![command])?);
-            let command = stand.command(Direction::In, left);
-            back_in.push(stand.measure(vec![command])?);
-            let pair = vec![
-                stand.command(Direction::Out, right),
-                stand.command(Direction::In, left),
-            ];
-            both.push(stand.measure(pair)?);
-        }
-        // The first one warms up.
-        let rate =
-            |samples: &mut Vec<f64>, factor| gb_per_s(bytes * factor, median(&mut samples[1..]));
-        let (out, back_in, both) = (rate(&mut out, 1), rate(&mut back_in, 1), rate(&mut both, 2));
-        println!(
-            "{kind:<9} {row_bytes:>8} {blocks:>5} {:>8.1} | {out:>6.2} {back_in:>6.2} {both:>6.2} | {slots:?}",
-            bytes as f64 / f64::from(1 << 20)
-        );
-        report.row(
-            "grid",
-            &json!({
-                "layout": kind, "row_bytes": row_bytes, "blocks": blocks, "bytes": bytes,
-                "slots": format!("{slots:?}"), "out": out, "in": back_in, "both": both,
-            }),
-        );
-        if bytes >= TARGET_BYTES_MIN {
-            worst.out = worst.out.min(out / line.out);
-            worst.back_in = worst.back_in.min(back_in / line.back_in);
-            worst.both = worst.both.min(both / line.both);
+        let plain = contiguous.of(bytes)?;
+        for (slots, worst) in [Slots::InARow, Slots::Shuffled]
+            .into_iter()
+            .zip(&mut *worst)
+        {
+            let nanos = cell(&mut stand, blocks, slots, bytes)?;
+            let share = [0, 1, 2].map(|way| plain[way] / nanos[way]);
+            let rate = [0, 1, 2].map(|way| gb_per_s(bytes * [1, 1, 2][way], nanos[way]));
+            println!(
+                "{kind:<9} {row_bytes:>8} {blocks:>5} {:>8.1} {slots:<8?} | \
+                 {:>5.2} ({:.3}) | {:>5.2} ({:.3}) | {:>6.2} ({:.3})",
+                bytes as f64 / f64::from(1 << 20),
+                rate[0],
+                share[0],
+                rate[1],
+                share[1],
+                rate[2],
+                share[2],
+            );
+            report.row(
+                "grid",
+                &json!({
+                    "layout": kind, "row_bytes": row_bytes, "blocks": blocks, "bytes": bytes,
+                    "slots": format!("{slots:?}"), "gb_per_s_out_in_both": rate,
+                    "share_of_contiguous": share,
+                }),
+            );
+            if bytes >= TARGET_BYTES_MIN {
+                for (worst, share) in worst.iter_mut().zip(share) {
+                    *worst = worst.min(share);
+                }
+            }
         }
     }
     Ok(())
+}
+
+/// Nanoseconds of one command out, one in, and one of each at once.
+fn cell(stand: &mut Stand, blocks: u32, slots: Slots, bytes: u64) -> Result<[f64; 3], Failure> {
+    let repeats = if bytes < 16 << 20 { 25 } else { 7 };
+    let mut samples = [const { Vec::new() }; 3];
+    for _ in 0..=repeats {
+        let moves = stand.moves(blocks * 2, slots);
+        let (left, right) = moves.split_at(blocks as usize);
+        let command = stand.command(Direction::Out, left);
+        samples[0].push(stand.measure(vec![command])?);
+        let command = stand.command(Direction::In, left);
+        samples[1].push(stand.measure(vec![command])?);
+        let pair = vec![
+            stand.command(Direction::Out, right),
+            stand.command(Direction::In, left),
+        ];
+        samples[2].push(stand.measure(pair)?);
+    }
+    // The first one warms up.
+    Ok(samples.map(|mut samples| median(&mut samples[1..])))
 }
 
 /// Rows, blocks, and the best of the peer's ways out and in, GB/s, as measured on an H200.

@@ -42,7 +42,7 @@ pub(crate) fn small(device: &Device, report: &mut Report) -> Result<(), Failure>
                 for direction in [Direction::Out, Direction::In] {
                     let [mut swap, mut copy] = [const { Vec::new() }; 2];
                     for _ in 0..REPEATS {
-                        copy.push(line.measure(direction, bytes)?);
+                        copy.push(line.measure(&[direction], bytes)?);
                         let moves = stand.moves(blocks, slots);
                         let command = stand.command(direction, &moves);
                         swap.push(stand.measure(vec![command])?);
@@ -159,8 +159,19 @@ pub(crate) fn wake(device: &Device, report: &mut Report) -> Result<(), Failure> 
     Ok(())
 }
 
-/// How long a pinned pool of 16 GiB takes, and what staging takes of the GPU.
+/// How long a pinned pool of 16 GiB takes, twice: a virtual machine may get its own memory only
+/// when it is first touched.
 pub(crate) fn pool(device: &Device, report: &mut Report) -> Result<(), Failure> {
+    pool_once(device, report, "first time in this machine")?;
+    // The pool before is given back on a thread of its own.
+    let begun = clock();
+    while begun.elapsed().as_secs() < 4 {
+        thread::yield_now();
+    }
+    pool_once(device, report, "second time")
+}
+
+fn pool_once(device: &Device, report: &mut Report, attempt: &str) -> Result<(), Failure> {
     let layout = Layout::stacked(32, 64, 16, 8, 128, 2)?;
     let memory = Arc::new(GpuMemory::allocate(device, layout)?);
     let mut config = CudaConfig::new(8_192);
@@ -192,11 +203,11 @@ pub(crate) fn pool(device: &Device, report: &mut Report) -> Result<(), Failure> 
     );
     report.at_most(
         "P7",
-        String::from("16 GiB pinned pool ready, s"),
+        format!("16 GiB pinned pool ready, s, {attempt}"),
         whole,
         1.0,
     );
-    let mib = backend.staging_bytes() as f64 / MIB as f64;
+    let mib = config.staging_bytes() as f64 / MIB as f64;
     report.at_most(
         "P8",
         String::from("device memory for staging, MiB"),
