@@ -172,34 +172,26 @@ fn failed_evictions_leave_the_group_where_it_was_and_end_in_a_recompute() {
     let mut setup = held(8, 8);
     setup.engine.max_retries = 1;
     let mut world = pair(setup);
-    let mut failures = 0;
-    while world.stats().preempted_recompute == 0 {
-        world.pass();
-        if world.pending().is_empty() {
-            continue;
-        }
-        let tokens = [1, 2].map(|id| world.seen(RequestId(id)).tokens());
+    for failure in 1..=2 {
+        world.pass_until(|world| !world.pending().is_empty());
+        assert_eq!(world.machine().gpu.evicting, 3);
         world.end_copy(Outcome::Failed);
-        failures += 1;
-        world.pass();
-        assert_eq!(world.machine().out.failed, failures);
-        // While one of them waits for its second try, the other one is tried.
+        world.step();
         let machine = world.machine();
+        assert_eq!((machine.out.failed, machine.gpu.evicting), (failure, 0));
+        assert_eq!(machine.host.free, 8);
         assert_eq!(
-            machine.gpu.allocated + machine.gpu.evicting,
-            8 - machine.gpu.free
+            world.stats().running,
+            2,
+            "it is on the GPU, nobody pays for it"
         );
-        assert_eq!(machine.host.filling, machine.gpu.evicting);
-        let after = [1, 2].map(|id| world.seen(RequestId(id)).tokens());
-        assert!(after >= tokens);
     }
-    assert_eq!(failures, 4, "two tries of each");
+    assert_eq!(world.stats().preempted_recompute, 0);
     world.finish();
     assert_pair(&world);
-    assert_eq!(
-        (world.machine().out.started, world.machine().out.done),
-        (4, 0)
-    );
+    let machine = world.machine();
+    assert_eq!((machine.out.started, machine.out.done), (2, 0));
+    assert_eq!(world.stats().preempted_recompute, 1);
     world.assert_empty();
 }
 

@@ -148,6 +148,7 @@ pub(crate) fn request(id: u64, n: u32, prompt: u32, max_tokens: u32) -> Request 
         max_tokens,
         stop_tokens: Vec::new(),
         sampling: SamplingParams::default(),
+        priority: 0,
     }
 }
 
@@ -311,6 +312,7 @@ impl World {
             machine.host.peak <= self.setup.host_slots,
             "I03: {machine:?}"
         );
+        assert_eq!(engine.stuck_passes, 0, "I08: {engine:?}");
         let counters = |(engine, machine): &(EngineStats, Stats)| {
             [
                 engine.steps,
