@@ -9,12 +9,14 @@ mod backend;
 pub(crate) mod copy;
 mod link;
 mod memory;
+#[cfg(feature = "testing")]
+mod probe;
 mod sync;
 mod worker;
 
-#[cfg(feature = "testing")]
-pub use backend::SlotProbe;
 pub use backend::{HostBackend, HostStartError};
 pub use link::{Clock, HostConfig, Link};
 pub use memory::{BlockRead, BlockWrite, PlainMemory};
+#[cfg(feature = "testing")]
+pub use probe::SlotProbe;
 pub use sync::SyncBackend;

@@ -10,9 +10,7 @@ use std::thread;
 
 use super::worker::{Shared, work};
 use super::{Clock, HostConfig, PlainMemory, copy};
-use crate::{
-    Backend, Closed, Command, Completion, Direction, Refused, SlotIndex, Span, SubmitRefusal, Time,
-};
+use crate::{Backend, Closed, Command, Completion, Direction, Refused, Span, SubmitRefusal, Time};
 
 /// Why a [`HostBackend`] could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -100,10 +98,8 @@ impl HostBackend {
     /// Looks at host slots from outside, and damages them.
     #[cfg(feature = "testing")]
     #[must_use]
-    pub fn probe(&self) -> SlotProbe {
-        SlotProbe {
-            shared: Arc::clone(&self.shared),
-        }
+    pub fn probe(&self) -> super::SlotProbe {
+        super::SlotProbe::new(Arc::clone(&self.shared))
     }
 }
 
@@ -156,57 +152,5 @@ impl Backend for HostBackend {
 impl Drop for HostBackend {
     fn drop(&mut self) {
         self.shared.stop();
-    }
-}
-
-/// Reads and damages the host slots of a [`HostBackend`] that somebody else owns by now.
-#[cfg(feature = "testing")]
-#[derive(Clone)]
-pub struct SlotProbe {
-    shared: Arc<Shared>,
-}
-
-#[cfg(feature = "testing")]
-impl fmt::Debug for SlotProbe {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SlotProbe").finish_non_exhaustive()
-    }
-}
-
-#[cfg(feature = "testing")]
-impl SlotProbe {
-    /// The bytes of a slot.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such slot.
-    #[must_use]
-    pub fn bytes(&self, slot: SlotIndex) -> Vec<u8> {
-        self.shared.slot(slot).read().to_vec()
-    }
-
-    /// Commands that threads have taken and not ended, the ones that wait for a step included.
-    #[must_use]
-    pub fn under_way(&self) -> usize {
-        self.shared.under_way()
-    }
-
-    /// Whether a copy is writing the slot at this moment.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such slot.
-    #[must_use]
-    pub fn is_held(&self, slot: SlotIndex) -> bool {
-        self.shared.slot(slot).is_locked_exclusive()
-    }
-
-    /// Damages one bit of a slot.
-    ///
-    /// # Panics
-    ///
-    /// If there is no such slot or bit.
-    pub fn flip_bit(&self, slot: SlotIndex, bit: usize) {
-        self.shared.slot(slot).write()[bit / 8] ^= 1 << (bit % 8);
     }
 }
