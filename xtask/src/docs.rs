@@ -39,18 +39,19 @@ fn rustdoc() -> Result<()> {
     process::run(&mut cargo, LIMIT)
 }
 
-/// Checks that every link between pages leads somewhere and that the summary names every page.
+/// Checks that every link between pages leads somewhere, that the summary names every page, and
+/// that code which a page takes from a file is in that file.
 ///
 /// # Errors
 ///
-/// All broken links at once.
+/// All findings at once.
 pub(crate) fn pages() -> Result<()> {
     let root = repo::root();
     let pages: Vec<PathBuf> = repo::files()?
         .into_iter()
         .filter(|path| path.extension() == Some(OsStr::new("md")))
         .collect();
-    let mut broken = Vec::new();
+    let mut broken = excerpts(&root, &pages)?;
     let mut summarised = BTreeSet::new();
     for page in &pages {
         let text = read(&root.join(page))?;
@@ -83,10 +84,25 @@ pub(crate) fn pages() -> Result<()> {
         }
     }
     if !broken.is_empty() {
-        bail!("{} broken links:\n{}", broken.len(), broken.join("\n"));
+        bail!("{} findings:\n{}", broken.len(), broken.join("\n"));
     }
-    println!("docs: the links of {} pages are good", pages.len());
+    println!("docs: links and excerpts of {} pages are good", pages.len());
     Ok(())
+}
+
+/// Code that is not, or no longer, in the file that its page names.
+fn excerpts(root: &Path, pages: &[PathBuf]) -> Result<Vec<String>> {
+    let mut stale = Vec::new();
+    for page in pages {
+        for excerpt in markdown::excerpts(&read(&root.join(page))?) {
+            let file = fs::read_to_string(root.join(&excerpt.path)).unwrap_or_default();
+            if !markdown::is_excerpt(&excerpt.code, &file) {
+                let place = format!("{}:{}", page.display(), excerpt.line);
+                stale.push(format!("{place}: {} does not have this code", excerpt.path));
+            }
+        }
+    }
+    Ok(stale)
 }
 
 fn is_elsewhere(target: &str) -> bool {

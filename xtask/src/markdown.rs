@@ -92,6 +92,49 @@ fn anchor(heading: &str) -> String {
         .collect()
 }
 
+/// A piece of code that a page says is taken from a file: a comment `<!-- from PATH -->` on the
+/// line before the fence.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Excerpt {
+    /// Line of the comment, counted from 1.
+    pub(crate) line: usize,
+    /// From the root of the repository.
+    pub(crate) path: String,
+    pub(crate) code: Vec<String>,
+}
+
+/// All excerpts of a page.
+pub(crate) fn excerpts(page: &str) -> Vec<Excerpt> {
+    let mut lines = page.lines().enumerate();
+    let mut excerpts = Vec::new();
+    while let Some((index, line)) = lines.next() {
+        let path = line
+            .strip_prefix("<!-- from ")
+            .and_then(|rest| rest.strip_suffix(" -->"));
+        let Some(path) = path else { continue };
+        if lines
+            .next()
+            .is_some_and(|(_, fence)| fence.starts_with("```"))
+        {
+            let code = lines.by_ref().map(|(_, line)| line.to_owned());
+            let code = code.take_while(|line| !line.starts_with("```")).collect();
+            excerpts.push(Excerpt {
+                line: index + 1,
+                path: path.to_owned(),
+                code,
+            });
+        }
+    }
+    excerpts
+}
+
+/// Whether the lines of `code` stand together in `file`, however far they are indented there.
+pub(crate) fn is_excerpt(code: &[String], file: &str) -> bool {
+    let trimmed: Vec<&str> = file.lines().map(str::trim).collect();
+    let wanted: Vec<&str> = code.iter().map(|line| line.trim()).collect();
+    !wanted.is_empty() && trimmed.windows(wanted.len()).any(|window| window == wanted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,5 +157,22 @@ mod tests {
         let page = "# One `two`, Three\n```\n# no\n```\n## I04: no-one\n";
         let found: Vec<_> = anchors(page).into_iter().collect();
         assert_eq!(found, ["i04-no-one", "one-two-three"]);
+    }
+
+    #[test]
+    fn an_excerpt_is_a_piece_of_its_file() {
+        let page = "# x\n\n<!-- from a/b.rs -->\n```rust\nlet a = 1;\n\nlet b = a;\n```\n";
+        let found = excerpts(page);
+        assert_eq!(found.len(), 1);
+        assert_eq!((found[0].line, found[0].path.as_str()), (3, "a/b.rs"));
+        assert!(is_excerpt(
+            &found[0].code,
+            "fn f() {\n    let a = 1;\n\n    let b = a;\n}\n"
+        ));
+        assert!(!is_excerpt(
+            &found[0].code,
+            "fn f() {\n    let a = 2;\n\n    let b = a;\n}\n"
+        ));
+        assert!(!is_excerpt(&[], "fn f() {}\n"));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -26,12 +26,39 @@ pub(crate) fn target() -> PathBuf {
 /// Folders that hold nothing written by hand.
 const GENERATED: [&str; 3] = [".git", "models", "target"];
 
-/// All files below the root that are written by hand, as paths relative to the root, sorted.
+/// All files below the root that are written by hand, as paths relative to the root, sorted: those
+/// that git knows or would take; without git, all outside of folders that hold outputs.
 ///
 /// # Errors
 ///
 /// If a folder can't be read.
 pub(crate) fn files() -> Result<Vec<PathBuf>> {
+    let mut files = known_to_git().map_or_else(|_| found_on_disk(), Ok)?;
+    files.sort();
+    Ok(files)
+}
+
+fn known_to_git() -> Result<Vec<PathBuf>> {
+    let mut git = Command::new("git");
+    git.current_dir(root())
+        .args([
+            "ls-files",
+            "-z",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+        ])
+        .stderr(Stdio::null());
+    let list = process::output(&mut git, Duration::from_secs(60))?;
+    let paths = list
+        .split('\0')
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from);
+    // What was deleted, but not committed yet, is still in the list.
+    Ok(paths.filter(|path| root().join(path).is_file()).collect())
+}
+
+fn found_on_disk() -> Result<Vec<PathBuf>> {
     let root = root();
     let mut files = Vec::new();
     let mut folders = vec![PathBuf::new()];
@@ -48,7 +75,6 @@ pub(crate) fn files() -> Result<Vec<PathBuf>> {
             }
         }
     }
-    files.sort();
     Ok(files)
 }
 
@@ -61,4 +87,28 @@ pub(crate) fn commit() -> String {
         |error| format!("unknown ({error})"),
         |name| name.trim().to_owned(),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ways_find_the_files() {
+        let (known, found) = (files().unwrap(), found_on_disk().unwrap());
+        for path in ["Cargo.toml", "xtask/src/repo.rs", ".ci/run"] {
+            let path = PathBuf::from(path);
+            assert!(
+                known.contains(&path) && found.contains(&path),
+                "{}",
+                path.display()
+            );
+        }
+        assert!(
+            !found
+                .iter()
+                .chain(&known)
+                .any(|path| path.starts_with("target"))
+        );
+    }
 }
