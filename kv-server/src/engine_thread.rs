@@ -7,38 +7,29 @@
 //! The channel is bounded by construction: a request adds one `Submit` and at most one `Cancel`,
 //! requests at the door are counted, and a wake-up is sent only if none is under way.
 
+mod driver;
+mod handle;
 mod live;
 #[cfg(test)]
 mod tests;
+mod traits;
 
-use std::collections::BTreeMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Wake, Waker};
 use std::thread;
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, unbounded};
-use kv_core::{Backend, Choice, Closed, Event, Span, Time};
-use kv_scheduler::{Engine, EngineStats, Executor, Next, Output, Rejection, Request, RequestId};
-use kv_telemetry::Ended;
+use crossbeam_channel::{Receiver, Sender, unbounded};
+use kv_scheduler::{EngineStats, Rejection, Request, RequestId};
 use parking_lot::Mutex;
 use tokio::sync::{mpsc, oneshot, watch};
 
+use self::driver::Driver;
+pub(crate) use self::handle::{EngineHandle, Health};
 pub(crate) use self::live::{Finish, Piece, TextRules, TokenReport, Update};
-use self::live::{Live, Verdict};
+pub(crate) use self::traits::{Core, Observer, Turn};
 use crate::clock::Clock;
 use crate::telemetry::StallMeter;
-
-/// How long the end waits for running copies.
-const CLOSE_LIMIT: Span = Span::from_secs(5);
-
-/// A step that takes longer makes the server unhealthy.
-const STEP_LIMIT: Span = Span::from_secs(120);
-
-/// After so many turns in a row in which requests failed and no token came, the server is
-/// unhealthy, until the next token.
-const FAILED_TURNS_MAX: u32 = 3;
 
 /// What handlers and signals tell the thread.
 #[derive(Debug)]
@@ -66,23 +57,6 @@ pub(crate) struct Submission {
     pub(crate) updates: mpsc::Sender<Update>,
     /// Whether the engine took it.
     pub(crate) answer: oneshot::Sender<Result<(), Rejection>>,
-}
-
-/// Whether the engine can serve.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Health {
-    /// It is gone for good.
-    Dead,
-    /// It finishes what it has.
-    Draining,
-    /// In that many turns in a row requests failed and no token came.
-    Failing(u32),
-    /// It serves.
-    Healthy,
-    /// It has not come back from one step for that long.
-    Stuck(Span),
-    /// It has work and waits for nothing: a mistake of ours.
-    Wedged,
 }
 
 /// What the thread publishes after each turn.
@@ -124,89 +98,6 @@ impl Wake for WakeSignal {
             tracing::debug!("a copy ended after the engine");
         }
     }
-}
-
-/// The engine as this thread sees it. A trait, so that tests can have it fail in ways in which
-/// the real one doesn't.
-pub(crate) trait Core: Send + 'static {
-    fn submit(&mut self, now: Time, request: Request) -> Result<(), Rejection>;
-    fn cancel(&mut self, now: Time, id: RequestId) -> bool;
-    fn stop(&mut self, now: Time, id: RequestId, choice: Choice);
-    fn step(&mut self, now: Time, outputs: &mut Vec<Output>) -> Next;
-    fn drain(&mut self);
-    fn is_idle(&self) -> bool;
-    fn shutdown(&mut self, now: Time, limit: Span) -> Closed;
-    fn stats(&self) -> (EngineStats, kv_core::Stats);
-    fn drain_events(&mut self, events: &mut Vec<Event>);
-}
-
-impl<E: Executor + Send + 'static, B: Backend + Send + 'static> Core for Engine<E, B> {
-    fn submit(&mut self, now: Time, request: Request) -> Result<(), Rejection> {
-        Self::submit(self, now, request).map_err(|refused| refused.why)
-    }
-
-    fn cancel(&mut self, now: Time, id: RequestId) -> bool {
-        Self::cancel(self, now, id)
-    }
-
-    fn stop(&mut self, now: Time, id: RequestId, choice: Choice) {
-        Self::stop(self, now, id, choice);
-    }
-
-    fn step(&mut self, now: Time, outputs: &mut Vec<Output>) -> Next {
-        Self::step(self, now, outputs)
-    }
-
-    fn drain(&mut self) {
-        Self::drain(self);
-    }
-
-    fn is_idle(&self) -> bool {
-        Self::is_idle(self)
-    }
-
-    fn shutdown(&mut self, now: Time, limit: Span) -> Closed {
-        Self::shutdown(self, now, limit)
-    }
-
-    fn stats(&self) -> (EngineStats, kv_core::Stats) {
-        Self::stats(self)
-    }
-
-    fn drain_events(&mut self, events: &mut Vec<Event>) {
-        Self::drain_events(self, events);
-    }
-}
-
-/// Hears what happens on the engine thread. Called on that thread; must be quick.
-pub(crate) trait Observer: Send + 'static {
-    /// A request was accepted.
-    fn accepted(&mut self, now: Time, id: RequestId);
-    /// Something came out of a step.
-    fn output(&mut self, now: Time, output: &Output);
-    /// A request is over.
-    fn over(&mut self, now: Time, id: RequestId, how: Ended);
-    /// A turn is over, and what it brought is on its way to the clients.
-    fn turn(&mut self, turn: &Turn<'_>);
-}
-
-/// What one turn brought.
-#[derive(Debug)]
-pub(crate) struct Turn<'a> {
-    pub(crate) events: &'a [Event],
-    pub(crate) snapshot: &'a Snapshot,
-    /// How long its step took.
-    pub(crate) span: Span,
-    /// How long of that the thread was inside the backend.
-    pub(crate) stall: Span,
-}
-
-/// The way to the engine thread.
-#[derive(Clone, Debug)]
-pub(crate) struct EngineHandle {
-    sender: Sender<Message>,
-    shared: Arc<Shared>,
-    ended: watch::Receiver<bool>,
 }
 
 /// The ends of the channel before there is an engine: a backend needs the waker to be built.
@@ -268,24 +159,10 @@ impl EnginePort {
             turn_since: AtomicU64::new(0),
         });
         let (ended_sender, ended) = watch::channel(false);
-        let handle = EngineHandle {
-            sender: self.sender,
-            shared: Arc::clone(&shared),
-            ended,
-        };
-        let driver = Driver {
-            core,
-            observer,
-            stalls,
-            receiver: self.receiver,
-            signal: self.signal,
-            shared,
-            outputs: Vec::new(),
-            events: Vec::new(),
-            draining: false,
-        };
+        let handle = EngineHandle::new(self.sender, Arc::clone(&shared), ended);
+        let driver = Driver::new(core, observer, stalls, self.receiver, self.signal, shared);
         let body = move || {
-            run(driver);
+            driver::run(driver);
             // Nobody may be left to hear it.
             ended_sender.send_replace(true);
         };
@@ -293,329 +170,5 @@ impl EnginePort {
             .name("engine".to_owned())
             .spawn(body)?;
         Ok(handle)
-    }
-}
-
-impl EngineHandle {
-    /// Hands a request to the engine. Its `answer` is dropped if the engine is gone.
-    pub(crate) fn submit(&self, submission: Submission) {
-        self.send(Message::Submit(Box::new(submission)));
-    }
-
-    /// Nobody listens to this request any more.
-    pub(crate) fn cancel(&self, id: RequestId) {
-        self.send(Message::Cancel(id));
-    }
-
-    /// Refuses new requests from now on; the thread ends when the others are finished.
-    pub(crate) fn drain(&self) {
-        self.shared.draining.store(true, Ordering::Release);
-        self.send(Message::Drain);
-    }
-
-    /// Gives everything up, tells everybody; the thread ends.
-    pub(crate) fn abort(&self) {
-        self.shared.draining.store(true, Ordering::Release);
-        self.send(Message::Abort);
-    }
-
-    fn send(&self, message: Message) {
-        if self.sender.send(message).is_err() {
-            tracing::debug!("a message came after the end of the engine");
-        }
-    }
-
-    /// Waits for the end of the thread.
-    pub(crate) async fn ended(&self) {
-        let mut ended = self.ended.clone();
-        // An error means that the thread is gone, too.
-        if ended.wait_for(|&ended| ended).await.is_err() {
-            tracing::debug!("the engine thread ended without a word");
-        }
-    }
-
-    /// Whether the engine can serve, now.
-    pub(crate) fn health(&self) -> Health {
-        let shared = &self.shared;
-        if shared.dead.load(Ordering::Acquire) {
-            return Health::Dead;
-        }
-        if shared.draining.load(Ordering::Acquire) {
-            return Health::Draining;
-        }
-        if shared.wedged.load(Ordering::Acquire) {
-            return Health::Wedged;
-        }
-        let failed = shared.failed_turns.load(Ordering::Acquire);
-        if failed >= FAILED_TURNS_MAX {
-            return Health::Failing(failed);
-        }
-        match shared.turn_since.load(Ordering::Acquire).checked_sub(1) {
-            Some(since) => {
-                let span = shared.clock.now().since(Time::from_nanos(since));
-                if span > STEP_LIMIT {
-                    Health::Stuck(span)
-                } else {
-                    Health::Healthy
-                }
-            }
-            None => Health::Healthy,
-        }
-    }
-
-    /// What the thread published last.
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        *self.shared.snapshot.lock()
-    }
-}
-
-/// What the thread works with.
-struct Driver<C, O> {
-    core: C,
-    observer: O,
-    stalls: Arc<StallMeter>,
-    receiver: Receiver<Message>,
-    signal: Arc<WakeSignal>,
-    shared: Arc<Shared>,
-    outputs: Vec<Output>,
-    events: Vec<Event>,
-    /// Whether the engine was told to drain; the shared flag is ahead of the channel.
-    draining: bool,
-}
-
-/// Whether the thread goes on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Flow {
-    /// Give everything up.
-    Abort,
-    /// Go on.
-    Continue,
-}
-
-/// Runs until the end, and tells everybody whatever happens.
-fn run<C: Core, O: Observer>(driver: Driver<C, O>) {
-    let shared = Arc::clone(&driver.shared);
-    let receiver = driver.receiver.clone();
-    let mut live = BTreeMap::new();
-    // The map of live requests is only read afterwards, to tell them; the rest is dropped.
-    let result = catch_unwind(AssertUnwindSafe(|| driver.run(&mut live)));
-    if result.is_err() {
-        shared.dead.store(true, Ordering::Release);
-        tracing::error!(
-            "the engine thread panicked; every request is told, the server is unhealthy"
-        );
-    }
-    shared.turn_since.store(0, Ordering::Release);
-    abandon(&mut live);
-    // What was sent in the meantime is dropped with the channel, and with it the answers.
-    drop(receiver);
-}
-
-/// Tells everybody that nothing more comes.
-fn abandon(live: &mut BTreeMap<RequestId, Live>) {
-    for (_, request) in std::mem::take(live) {
-        if request.tell(Update::Abandoned).is_err() {
-            tracing::debug!("a client left before it could be told");
-        }
-    }
-}
-
-impl<C: Core, O: Observer> Driver<C, O> {
-    fn run(mut self, live: &mut BTreeMap<RequestId, Live>) {
-        let mut next = Next::Again;
-        loop {
-            if self.receive(next, live) == Flow::Abort {
-                break;
-            }
-            let now = self.shared.clock.now();
-            self.shared
-                .turn_since
-                .store(now.as_nanos().saturating_add(1), Ordering::Release);
-            next = self.core.step(now, &mut self.outputs);
-            self.deliver(now, live);
-            if self.draining && self.core.is_idle() {
-                break;
-            }
-        }
-        let now = self.shared.clock.now();
-        for &id in live.keys() {
-            self.observer.over(now, id, Ended::Cancelled);
-        }
-        abandon(live);
-        let closed = self.core.shutdown(now, CLOSE_LIMIT);
-        self.deliver(now, live);
-        if closed.unconfirmed > 0 {
-            tracing::warn!(
-                copies = closed.unconfirmed,
-                bytes = closed.leaked_bytes,
-                "copies were not confirmed in time; their memory is left alone"
-            );
-        }
-    }
-
-    /// Takes the messages that are there; waits for one if nothing else can go on.
-    fn receive(&mut self, next: Next, live: &mut BTreeMap<RequestId, Live>) -> Flow {
-        let mut flow = Flow::Continue;
-        if let Next::Wait(until) = next {
-            let stuck = until.is_none()
-                && !self.core.is_idle()
-                && self.shared.snapshot.lock().kv.flights == 0
-                && self.receiver.is_empty();
-            if stuck && !self.shared.wedged.swap(true, Ordering::AcqRel) {
-                tracing::error!("the engine has work but nothing to wait for");
-            }
-            self.shared.turn_since.store(0, Ordering::Release);
-            let message = match until {
-                None => self
-                    .receiver
-                    .recv()
-                    .map_err(|_| RecvTimeoutError::Disconnected),
-                Some(until) => {
-                    let span = until.since(self.shared.clock.now());
-                    self.receiver.recv_timeout(span.as_duration())
-                }
-            };
-            match message {
-                Ok(message) => flow = self.handle(message, live),
-                Err(RecvTimeoutError::Timeout) => {}
-                // The backend's waker keeps a sender, so this happens only when it is gone too.
-                Err(RecvTimeoutError::Disconnected) => return Flow::Abort,
-            }
-            self.shared.wedged.store(false, Ordering::Release);
-        }
-        // Not more than are there now: a flood of messages must not keep the engine from its step.
-        for _ in 0..self.receiver.len() {
-            let Ok(message) = self.receiver.try_recv() else {
-                break;
-            };
-            if self.handle(message, live) == Flow::Abort {
-                flow = Flow::Abort;
-            }
-        }
-        flow
-    }
-
-    fn handle(&mut self, message: Message, live: &mut BTreeMap<RequestId, Live>) -> Flow {
-        let now = self.shared.clock.now();
-        match message {
-            Message::Abort => return Flow::Abort,
-            Message::Cancel(id) => {
-                if live.remove(&id).is_some() {
-                    self.core.cancel(now, id);
-                    self.observer.over(now, id, Ended::Cancelled);
-                }
-            }
-            Message::Drain => {
-                self.draining = true;
-                self.core.drain();
-            }
-            Message::Submit(submission) => self.submit(now, *submission, live),
-            // Before the step that looks for completions: one that comes later wakes again.
-            Message::Wake => self.signal.under_way.store(false, Ordering::Release),
-        }
-        Flow::Continue
-    }
-
-    fn submit(&mut self, now: Time, submission: Submission, live: &mut BTreeMap<RequestId, Live>) {
-        let Submission {
-            request,
-            rules,
-            first_index,
-            updates,
-            answer,
-        } = submission;
-        let (id, n) = (request.id, request.n);
-        let result = self.core.submit(now, request);
-        if result.is_ok() {
-            live.insert(id, Live::new(rules, updates, first_index, n));
-            self.observer.accepted(now, id);
-        }
-        let accepted = result.is_ok();
-        // A handler that left in the meantime sends no cancellation of its own.
-        if answer.send(result).is_err() && accepted {
-            live.remove(&id);
-            self.core.cancel(now, id);
-            self.observer.over(now, id, Ended::Cancelled);
-        }
-    }
-
-    /// Turns what a step brought into text, and publishes the numbers.
-    ///
-    /// The numbers come last: who reads them there finds the metrics up to date, and whatever a
-    /// stop string or a client who left has changed.
-    fn deliver(&mut self, started: Time, live: &mut BTreeMap<RequestId, Live>) {
-        let now = self.shared.clock.now();
-        let stall = self.stalls.take();
-        let mut outputs = std::mem::take(&mut self.outputs);
-        self.note_failures(&outputs);
-        for output in outputs.drain(..) {
-            self.observer.output(now, &output);
-            self.output(now, output, live);
-        }
-        self.outputs = outputs;
-        self.core.drain_events(&mut self.events);
-        let (engine, kv) = self.core.stats();
-        let snapshot = Snapshot { engine, kv };
-        let span = now.since(started);
-        self.observer.turn(&Turn {
-            events: &self.events,
-            snapshot: &snapshot,
-            span,
-            stall,
-        });
-        self.events.clear();
-        *self.shared.snapshot.lock() = snapshot;
-    }
-
-    /// Counts turns that only failed.
-    fn note_failures(&self, outputs: &[Output]) {
-        let any = |wanted: fn(&Output) -> bool| outputs.iter().any(wanted);
-        if any(|output| matches!(output, Output::Token { .. })) {
-            self.shared.failed_turns.store(0, Ordering::Release);
-        } else if any(|output| matches!(output, Output::Failed { .. })) {
-            self.shared.failed_turns.fetch_add(1, Ordering::AcqRel);
-        }
-    }
-
-    /// Tells a client; tells the engine what became of it.
-    fn output(&mut self, now: Time, output: Output, live: &mut BTreeMap<RequestId, Live>) {
-        match output {
-            Output::Token {
-                request: id,
-                choice,
-                sampled,
-                finish,
-            } => {
-                let Some(request) = live.get_mut(&id) else {
-                    return;
-                };
-                match request.token(choice, &sampled, finish) {
-                    Verdict::Continue => {}
-                    Verdict::Gone => {
-                        live.remove(&id);
-                        self.core.cancel(now, id);
-                        self.observer.over(now, id, Ended::Cancelled);
-                        return;
-                    }
-                    Verdict::StopChoice => self.core.stop(now, id, choice),
-                }
-                if request.is_over() {
-                    live.remove(&id);
-                    self.observer.over(now, id, Ended::Finished);
-                }
-            }
-            Output::Failed { request: id, what } => {
-                tracing::error!(%what, "a request failed");
-                let Some(request) = live.remove(&id) else {
-                    return;
-                };
-                self.observer.over(now, id, Ended::Failed);
-                if request.tell(Update::Failed).is_err() {
-                    tracing::debug!("a client left before it could be told");
-                }
-            }
-            // Only the observer cares; and what a newer engine may add is no text.
-            _ => {}
-        }
     }
 }

@@ -103,6 +103,7 @@ impl Generation {
                 max_tokens: prompt.max_tokens,
                 stop_tokens: plan.stop_tokens.clone(),
                 sampling: plan.sampling.clone(),
+                priority: 0,
             };
             generation.ids.push(id);
             generation.engine.submit(Submission {

@@ -1,7 +1,7 @@
 //! OpenAI-compatible server over the swapping engine.
 //!
 //! A request's way: handler, bounded channel, engine thread, per-request channel, answer. The
-//! engine thread ([`engine_thread`]) is the only one that touches engine, backend and model.
+//! engine thread is the only one that touches engine, backend and model.
 //! A library with a thin program, so that tests start servers in their own process.
 
 #![forbid(unsafe_code)]

@@ -8,6 +8,10 @@ use kv_model::tokenizer::OracleTokenizer;
 use kv_scheduler::{FinishReason, Sampled, SamplingParams, TokenId};
 use tokio::time::timeout;
 
+use kv_core::{Choice, Closed, Event, Span, Time};
+use kv_scheduler::{Next, Output};
+use kv_telemetry::Ended;
+
 use super::*;
 use crate::text::Text;
 
@@ -145,6 +149,7 @@ fn submit(handle: &EngineHandle, id: u64) -> (Answer, mpsc::Receiver<Update>) {
             max_tokens: 2,
             stop_tokens: Vec::new(),
             sampling: SamplingParams::default(),
+            priority: 0,
         },
         rules: TextRules { text, stops },
         first_index: 0,
@@ -239,7 +244,7 @@ async fn s10_a_wake_up_ends_the_wait_and_many_are_one() {
     steps.recv_timeout(LIMIT).expect("a turn for the wake-ups");
     handle.drain();
     within(handle.ended()).await;
-    assert!(handle.sender.len() <= 1, "wake-ups don't pile up");
+    assert!(handle.backlog() <= 1, "wake-ups don't pile up");
     drop(waker);
 }
 
