@@ -45,6 +45,14 @@ pub enum LayoutError {
         /// Which.
         what: &'static str,
     },
+    /// More rows per block than any cache has.
+    #[error("{rows} rows per block, must be at most {max}")]
+    TooManyRows {
+        /// Asked for.
+        rows: u64,
+        /// Allowed.
+        max: u32,
+    },
     /// Arithmetic left the range of 64 bits.
     #[error("row group {index} reaches beyond 64-bit addresses")]
     Overflow {
@@ -153,9 +161,8 @@ impl Layout {
                     region_bytes,
                 });
             }
-            rows_per_block = rows_per_block
-                .checked_add(group.rows)
-                .ok_or(LayoutError::Overflow { index })?;
+            let rows = u64::from(rows_per_block) + u64::from(group.rows);
+            rows_per_block = rows_within_bounds(rows)?;
             block_bytes = u64::from(group.rows)
                 .checked_mul(group.row_bytes)
                 .and_then(|bytes| bytes.checked_add(block_bytes))
@@ -244,6 +251,7 @@ impl Layout {
         block_tokens: u32,
         row_bytes: u64,
     ) -> Result<Self, LayoutError> {
+        rows_within_bounds(planes.into())?;
         let region = row_bytes
             .checked_mul(blocks.into())
             .ok_or(LayoutError::Overflow { index: 0 })?;
@@ -339,6 +347,19 @@ impl Layout {
             bytes.extend_from_slice(&group.row_bytes.to_le_bytes());
         }
         xxhash_rust::xxh3::xxh3_64(&bytes)
+    }
+}
+
+/// Most rows of one block: 64 K layers with two planes each.
+const ROWS_MAX: u32 = 1 << 17;
+
+fn rows_within_bounds(rows: u64) -> Result<u32, LayoutError> {
+    match u32::try_from(rows) {
+        Ok(rows) if rows <= ROWS_MAX => Ok(rows),
+        _ => Err(LayoutError::TooManyRows {
+            rows,
+            max: ROWS_MAX,
+        }),
     }
 }
 

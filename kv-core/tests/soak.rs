@@ -3,7 +3,7 @@
 //!
 //! `KV_SOAK_CYCLES=n` runs that many cycles; `cargo xtask sim --soak` runs a million.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "helpers of a test")]
+#![expect(clippy::unwrap_used, reason = "helpers of a test")]
 
 use std::collections::VecDeque;
 

@@ -55,6 +55,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             max_tokens: 100,
             stop_tokens: Vec::new(),
             sampling: SamplingParams::default(),
+            priority: 0,
         };
         engine.submit(now(), request)?;
     }

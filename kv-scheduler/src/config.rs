@@ -65,6 +65,9 @@ pub struct EngineConfig {
     /// When more than this share of the blocks or of the host slots is lost, in thousandths, the
     /// backend is not trusted any more: from then on victims are computed again.
     pub lost_permille_max: u32,
+    /// Waiting this long makes a request one priority more urgent, at most as urgent as the most
+    /// urgent one that waits.
+    pub priority_aging: Span,
     /// A parked group is resumed once every running sequence, and it, could take this many tokens.
     pub resume_slack_tokens: u32,
 }
@@ -85,6 +88,7 @@ impl Default for EngineConfig {
             lookahead_tokens: 4,
             watermark_permille: 0,
             lost_permille_max: 100,
+            priority_aging: Span::from_secs(10),
             slice: None,
             max_swaps: 1_000,
             resume_slack_tokens: 16,

@@ -13,12 +13,13 @@ mod room;
 mod settle;
 mod step;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use kv_core::{Backend, Choice, Closed, Event, Fence, GroupId, Machine, Refused, Span, Time};
 
 use crate::config::EngineConfigError;
 use crate::group::{Group, Phase, blocks_needed, count};
+use crate::queue::Queue;
 use crate::{EngineConfig, EngineStats, Executor, Rejection, Request, RequestId};
 
 /// Index of a group in the engine's list.
@@ -36,17 +37,20 @@ pub struct Engine<E, B> {
     by_id: BTreeMap<RequestId, GroupIndex>,
     /// Tickets of groups that are under way.
     by_ticket: BTreeMap<kv_core::TicketId, GroupIndex>,
-    /// New requests, in the order of arrival.
-    waiting: VecDeque<GroupIndex>,
+    /// New requests, by arrival.
+    waiting: Queue,
     /// Groups on the GPU, by arrival.
     running: BTreeMap<u64, GroupIndex>,
     /// Groups on the host, in the order in which they were parked.
-    parked: VecDeque<GroupIndex>,
+    parked: Queue,
     /// Groups to be computed again, by arrival.
-    recompute: BTreeMap<u64, GroupIndex>,
+    recompute: Queue,
     /// Groups on their way, in either direction.
     moving: u32,
     last_arrival: u64,
+    last_parked: u64,
+    /// Live requests by priority.
+    priorities: BTreeMap<i32, u32>,
     pass: u64,
     /// End of the last step.
     fence: Fence,
@@ -83,12 +87,14 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             unused_groups: Vec::new(),
             by_id: BTreeMap::new(),
             by_ticket: BTreeMap::new(),
-            waiting: VecDeque::new(),
+            waiting: Queue::new(),
             running: BTreeMap::new(),
-            parked: VecDeque::new(),
-            recompute: BTreeMap::new(),
+            parked: Queue::new(),
+            recompute: Queue::new(),
             moving: 0,
             last_arrival: 0,
+            last_parked: 0,
+            priorities: BTreeMap::new(),
             pass: 0,
             fence: Fence::NONE,
             draining: false,
@@ -120,7 +126,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             return Err(Refused { why, back: request });
         }
         self.last_arrival += 1;
-        let id = request.id;
+        let (id, priority) = (request.id, request.priority);
         let group = Some(Group::new(request, self.last_arrival, now));
         let index = if let Some(index) = self.unused_groups.pop() {
             self.groups[index] = group;
@@ -130,7 +136,8 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             self.groups.len() - 1
         };
         self.by_id.insert(id, index);
-        self.waiting.push_back(index);
+        self.waiting.insert(priority, self.last_arrival, index);
+        *self.priorities.entry(priority).or_default() += 1;
         self.stats.accepted += 1;
         Ok(())
     }
@@ -283,6 +290,13 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         self.leave(now, index);
         if let Some(group) = self.groups[index].take() {
             self.by_id.remove(&group.id());
+            let priority = group.request.priority;
+            if let Some(live) = self.priorities.get_mut(&priority) {
+                *live -= 1;
+                if *live == 0 {
+                    self.priorities.remove(&priority);
+                }
+            }
             self.unused_groups.push(index);
         }
     }
@@ -290,20 +304,23 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     /// Takes a group out of its place; what it held is given back to the machine.
     fn leave(&mut self, now: Time, index: GroupIndex) {
         let group = self.group_mut(index);
-        let arrival = group.arrival;
+        let (arrival, parked_order) = (group.arrival, group.parked_order);
+        let priority = group.request.priority;
         let phase = std::mem::replace(&mut group.phase, Phase::Moving);
         let foreign = "the engine holds handles of its own machine only";
         match phase {
-            Phase::Waiting => self.waiting.retain(|&other| other != index),
+            Phase::Waiting => {
+                self.waiting.remove(priority, arrival);
+            }
             Phase::RecomputePending => {
-                self.recompute.remove(&arrival);
+                self.recompute.remove(priority, arrival);
             }
             Phase::Running(lease) => {
                 self.running.remove(&arrival);
                 self.machine.release(lease).expect(foreign);
             }
             Phase::HostResident(lease) => {
-                self.parked.retain(|&other| other != index);
+                self.parked.remove(priority, parked_order);
                 self.machine.release(lease).expect(foreign);
             }
             Phase::OutInFlight(ticket) => {
@@ -338,7 +355,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 }
             }
         }
-        let arrival = group.arrival;
-        self.recompute.insert(arrival, index);
+        let (arrival, priority) = (group.arrival, group.request.priority);
+        self.recompute.insert(priority, arrival, index);
     }
 }

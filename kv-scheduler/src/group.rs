@@ -42,6 +42,8 @@ pub(crate) struct Group {
     pub(crate) arrival: u64,
     pub(crate) phase: Phase,
     pub(crate) choices: Vec<ChoiceState>,
+    /// Its number among the parked ones; kept when a resume fails.
+    pub(crate) parked_order: u64,
     /// Whether every choice has a table of its own. Until then the first unfinished choice runs
     /// the prompt for all.
     pub(crate) forked: bool,
@@ -80,6 +82,7 @@ impl Group {
             forked: request.n == 1,
             request,
             arrival,
+            parked_order: 0,
             phase: Phase::Waiting,
             choices,
             resume_failures: 0,

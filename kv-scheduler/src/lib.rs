@@ -10,6 +10,7 @@ mod config;
 mod engine;
 mod executor;
 mod group;
+mod queue;
 mod report;
 mod request;
 

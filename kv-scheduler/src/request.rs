@@ -171,4 +171,7 @@ pub struct Request {
     pub stop_tokens: Vec<TokenId>,
     /// How tokens are drawn.
     pub sampling: SamplingParams,
+    /// Lower is more urgent; 0 is usual. A more urgent request goes first and may make less urgent
+    /// ones leave; who waits long becomes more urgent with time.
+    pub priority: i32,
 }

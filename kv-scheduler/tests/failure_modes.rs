@@ -173,6 +173,7 @@ fn request(id: RequestId, prompt: u32, max_tokens: u32) -> Request {
         max_tokens,
         stop_tokens: Vec::new(),
         sampling: SamplingParams::default(),
+        priority: 0,
     }
 }
 

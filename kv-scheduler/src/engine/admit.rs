@@ -12,26 +12,19 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     /// group that doesn't fit, or whose turn it isn't, ends it.
     pub(super) fn admit(&mut self, now: Time, plan: &mut Plan, outputs: &mut Vec<Output>) {
         while plan.budget > 0 {
-            let again = self.recompute.values().next().copied();
-            let waiting = self.waiting.front().copied();
-            // Without slices those who had to leave go first; with slices, who waits longest.
-            let next = again
-                .into_iter()
-                .chain(waiting)
-                .find(|&index| self.is_next_in_line(index));
-            let Some(index) = next.filter(|&index| self.fits(index)) else {
-                break;
-            };
+            let next = self.next_in_line(now).filter(|&index| self.fits(index));
+            let Some(index) = next else { break };
             let group = self.group(index);
+            let (priority, arrival) = (group.request.priority, group.arrival);
             if matches!(group.phase, Phase::Waiting) {
                 let waited = now.since(group.arrived_at);
                 outputs.push(Output::Admitted {
                     request: group.id(),
                     waited,
                 });
-                self.waiting.pop_front();
+                self.waiting.remove(priority, arrival);
             } else {
-                self.recompute.pop_first();
+                self.recompute.remove(priority, arrival);
             }
             self.start(now, index);
             let choices: Vec<Choice> = self.group(index).active().collect();
@@ -43,7 +36,12 @@ impl<E: Executor, B: Backend> Engine<E, B> {
 
     fn fits(&self, index: GroupIndex) -> bool {
         let group = self.group(index);
-        let again = matches!(group.phase, Phase::RecomputePending);
+        let again = match group.phase {
+            Phase::Waiting => false,
+            Phase::RecomputePending => true,
+            // Parked groups come back, they don't start.
+            _ => return false,
+        };
         let sequences = self.running_sequences() + group.unfinished_count();
         let left_just_now = again && group.left_in_pass == self.pass;
         if left_just_now || sequences > self.config.max_batch_size {

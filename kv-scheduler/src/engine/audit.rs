@@ -65,15 +65,16 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     pub fn audit(&self) -> Result<(), String> {
         self.machine.audit()?;
         self.room.check()?;
-        let waiting: BTreeSet<_> = self.waiting.iter().copied().collect();
-        let parked: BTreeSet<_> = self.parked.iter().copied().collect();
+        let waiting: BTreeSet<_> = self.waiting.iter().collect();
+        let parked: BTreeSet<_> = self.parked.iter().collect();
+        let again: BTreeSet<_> = self.recompute.iter().collect();
         let mut under_way = 0;
         for (index, group) in self.groups.iter().enumerate() {
             let Some(group) = group else { continue };
             let id = group.id();
             let places = [
                 waiting.contains(&index),
-                self.recompute.get(&group.arrival) == Some(&index),
+                again.contains(&index),
                 self.running.get(&group.arrival) == Some(&index),
                 parked.contains(&index),
                 self.by_ticket.values().any(|&other| other == index),

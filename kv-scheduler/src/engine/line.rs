@@ -1,12 +1,16 @@
-//! Whose turn it is, and time slices.
+//! Whose turn it is, priorities, and time slices.
 //!
-//! Without slices, groups on the host come back first, then groups to be computed again, then new
-//! requests. With slices all of them stand in one line, ordered by since when they wait, and
-//! groups that ran their slice leave when somebody in the line needs their place. Moving costs
-//! link time but no compute, so this bounds how long anybody waits for a first or a next token.
+//! The more urgent goes first; who waits long becomes more urgent. Among equals, without slices,
+//! groups on the host come back first, then groups to be computed again, then new requests. With
+//! slices all of them stand in one line, ordered by since when they wait, and groups that ran
+//! their slice leave when somebody in the line needs their place. Moving costs link time but no
+//! compute, so this bounds how long anybody waits for a first or a next token.
+//!
+//! Running groups never leave for a newcomer of equal priority, slices apart.
 
 use kv_core::{Backend, Span, Time};
 
+use super::room::Evicted;
 use super::{Engine, GroupIndex};
 use crate::group::Phase;
 use crate::{Executor, SwapPolicy};
@@ -21,56 +25,89 @@ const SLICE_PER_MOVE: u64 = 4;
 /// How far down the line room is made in one pass.
 const LINE_LOOK: usize = 8;
 
+/// Who goes first: the smaller turn. Urgency, kind of wait, since when, order of arrival.
+type Turn = (i64, u8, Time, u64);
+
 impl<E: Executor, B: Backend> Engine<E, B> {
-    /// Whether nobody else has to come to the GPU before this group.
-    pub(super) fn is_next_in_line(&self, index: GroupIndex) -> bool {
-        let group = self.group(index);
-        if self.config.slice.is_some() {
-            let turn = (group.waits_since(), group.arrival);
-            return self.heads().all(|other| {
-                let other = self.group(other);
-                turn <= (other.waits_since(), other.arrival)
-            });
+    /// Who comes to the GPU next, if nobody has to be waited for.
+    pub(super) fn next_in_line(&self, now: Time) -> Option<GroupIndex> {
+        let floor = self.most_urgent();
+        let next = self
+            .heads()
+            .min_by_key(|&index| self.turn(now, floor, index))?;
+        let group = self.group(next);
+        if self.config.slice.is_none() && !matches!(group.phase, Phase::HostResident(_)) {
+            // A victim that is leaving gives its blocks up for those who run, not for newcomers
+            // that are no more urgent than it.
+            let (urgency, ..) = self.turn(now, floor, next);
+            let blocks = |&index: &GroupIndex| {
+                let leaving = self.group(index);
+                matches!(leaving.phase, Phase::OutInFlight(_))
+                    && i64::from(leaving.request.priority) <= urgency
+            };
+            if self.by_ticket.values().any(blocks) {
+                return None;
+            }
         }
-        let leaving = |&index| matches!(self.group(index).phase, Phase::OutInFlight(_));
-        match group.phase {
-            Phase::HostResident(_) => true,
-            _ => self.parked.is_empty() && !self.by_ticket.values().any(leaving),
-        }
+        Some(next)
     }
 
-    /// The first of each queue.
+    /// The first of each queue and class.
     fn heads(&self) -> impl Iterator<Item = GroupIndex> {
-        let parked = self.parked.front().copied();
-        let again = self.recompute.values().next().copied();
-        let waiting = self.waiting.front().copied();
-        [parked, again, waiting].into_iter().flatten()
+        let parked = self.parked.heads();
+        parked
+            .chain(self.recompute.heads())
+            .chain(self.waiting.heads())
     }
 
-    /// The next few in the line, those who wait longest first.
-    fn line(&self) -> Vec<GroupIndex> {
-        let parked = self.parked.iter().take(LINE_LOOK);
-        let again = self.recompute.values().take(LINE_LOOK);
-        let waiting = self.waiting.iter().take(LINE_LOOK);
-        let mut line: Vec<_> = parked.chain(again).chain(waiting).copied().collect();
-        line.sort_by_key(|&index| {
-            let group = self.group(index);
-            (group.waits_since(), group.arrival)
-        });
+    /// The most urgent priority that waits; nobody becomes more urgent than that by waiting.
+    fn most_urgent(&self) -> i32 {
+        let priorities = self.heads().map(|index| self.group(index).request.priority);
+        priorities.min().unwrap_or(0)
+    }
+
+    fn turn(&self, now: Time, floor: i32, index: GroupIndex) -> Turn {
+        let group = self.group(index);
+        let waited = now.since(group.waits_since()).as_nanos();
+        let steps = waited / self.config.priority_aging.as_nanos().max(1);
+        let steps = i64::try_from(steps).unwrap_or(i64::MAX);
+        let urgency = i64::from(group.request.priority)
+            .saturating_sub(steps)
+            .max(floor.into());
+        let (rank, order) = match group.phase {
+            Phase::HostResident(_) => (0, group.parked_order),
+            Phase::RecomputePending => (1, group.arrival),
+            _ => (2, group.arrival),
+        };
+        if self.config.slice.is_some() {
+            (urgency, 0, group.waits_since(), group.arrival)
+        } else {
+            (urgency, rank, Time::ZERO, order)
+        }
+    }
+
+    /// The next few in the line.
+    fn line(&self, now: Time) -> Vec<GroupIndex> {
+        let floor = self.most_urgent();
+        let parked = self.parked.first(LINE_LOOK);
+        let again = self.recompute.first(LINE_LOOK);
+        let waiting = self.waiting.first(LINE_LOOK);
+        let mut line: Vec<_> = parked.chain(again).chain(waiting).collect();
+        line.sort_by_key(|&index| self.turn(now, floor, index));
         line.truncate(LINE_LOOK);
         line
     }
 
-    /// Lets groups that ran their slice leave, as many as the next ones in the line need and no
-    /// more; only to the host, nobody is computed again for it.
+    /// Makes room for those in the line: groups that ran their slice leave for anybody, to the
+    /// host only; less urgent ones leave for more urgent ones, in whatever way they can. As many
+    /// as the next ones in the line need, and no more.
     pub(super) fn rotate(&mut self, now: Time) -> u32 {
-        let Some(slice) = self.config.slice else {
-            return 0;
-        };
-        if self.config.swap == SwapPolicy::Off || self.stats.swap_given_up {
+        let swaps = self.config.swap == SwapPolicy::On && !self.stats.swap_given_up;
+        let slice = self.config.slice.filter(|_| swaps);
+        if slice.is_none() && self.priorities.len() < 2 {
             return 0;
         }
-        let line = self.line();
+        let line = self.line(now);
         if line.is_empty() {
             return 0;
         }
@@ -79,7 +116,8 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             .want_of_running(slack)
             .saturating_add(self.want_of_coming());
         let mut sequences = self.running_sequences();
-        let mut victims = self.over_their_slice(now, slice).into_iter();
+        let over = slice.map_or_else(Vec::new, |slice| self.over_their_slice(now, slice));
+        let mut over = over.into_iter();
         let mut left = 0;
         for next in line {
             let (blocks, choices) = self.place_of(next, slack);
@@ -96,16 +134,15 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 if gpu.evicting + gpu.restoring >= transit_max || self.running.len() <= 1 {
                     return left;
                 }
-                let Some(victim) = victims.next() else {
+                let Some(victim) = over.next().or_else(|| self.less_urgent(now, next)) else {
                     return left;
                 };
                 let group = self.group(victim);
                 let Phase::Running(lease) = &group.phase else {
                     continue;
                 };
-                let freed = self.want(group, lease, slack);
-                let choices = group.unfinished_count();
-                if self.evict_to_host(now, victim).is_err() {
+                let (freed, choices) = (self.want(group, lease, slack), group.unfinished_count());
+                if !self.leaves_for(now, victim, next) {
                     return left;
                 }
                 left += 1;
@@ -114,6 +151,29 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             }
         }
         left
+    }
+
+    /// The group that leaves first for a more urgent one: the least urgent, the newest of these.
+    fn less_urgent(&self, now: Time, than: GroupIndex) -> Option<GroupIndex> {
+        let priority = |index: GroupIndex| self.group(index).request.priority;
+        let candidates = self.running.values().copied().filter(|&index| {
+            let group = self.group(index);
+            priority(index) > priority(than)
+                && group.touched_in_pass != self.pass
+                && now >= group.not_before
+                && self.holds_blocks(group)
+        });
+        candidates.max_by_key(|&index| (priority(index), self.group(index).arrival))
+    }
+
+    /// Lets a victim leave for somebody in the line; says whether it does.
+    fn leaves_for(&mut self, now: Time, victim: GroupIndex, next: GroupIndex) -> bool {
+        let less_urgent = self.group(victim).request.priority > self.group(next).request.priority;
+        if less_urgent {
+            matches!(self.evict(now, victim), Evicted::Yes)
+        } else {
+            self.evict_to_host(now, victim).is_ok()
+        }
     }
 
     /// Blocks and sequences that a group in the line needs to come back and go on.

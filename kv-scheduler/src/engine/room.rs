@@ -9,7 +9,7 @@ use crate::group::{Group, Phase};
 use crate::{Executor, SwapPolicy, VictimPolicy};
 
 /// What became of a victim.
-enum Evicted {
+pub(super) enum Evicted {
     /// It left, or is leaving.
     Yes,
     /// The in-flight budget is spent; it comes back when a flight settles.
@@ -78,19 +78,16 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             .sum()
     }
 
-    /// Starts bringing parked groups back, the one that was parked first before all others.
-    /// Nobody overtakes: the first one that can't come back yet ends it.
+    /// Starts bringing parked groups back, in the order of the line. Nobody overtakes: the first
+    /// one that can't come back yet ends it.
     pub(super) fn resume(&mut self, now: Time) -> u32 {
         let mut started = 0;
-        while let Some(&index) = self.parked.front() {
-            if !self.is_next_in_line(index) {
-                break;
-            }
+        while let Some(index) = self.next_in_line(now) {
             let Some(expected_blocks) = self.can_resume(now, index) else {
                 break;
             };
-            self.parked.pop_front();
             let group = self.group_mut(index);
+            let (priority, order) = (group.request.priority, group.parked_order);
             group.expected_blocks = expected_blocks;
             let Phase::HostResident(lease) = std::mem::replace(&mut group.phase, Phase::Moving)
             else {
@@ -99,13 +96,13 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             match self.machine.swap_in(now, lease, self.fence) {
                 Ok(ticket) => {
                     started += 1;
+                    self.parked.remove(priority, order);
                     self.moving += 1;
                     self.by_ticket.insert(ticket.id(), index);
                     self.group_mut(index).phase = Phase::InInFlight(ticket);
                 }
                 Err(Refused { why, back }) => {
                     self.group_mut(index).phase = Phase::HostResident(back);
-                    self.parked.push_front(index);
                     if matches!(why, Refusal::Metadata(_)) {
                         // The host copy can't be right; the tokens can.
                         self.drop_kv(now, index);
@@ -201,7 +198,11 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 && !tried.contains(index)
                 && self.holds_blocks(group)
         };
-        let mut candidates = self.running.values().copied().filter(eligible);
+        let priority = |index: &GroupIndex| self.group(*index).request.priority;
+        let all = || self.running.values().copied().filter(eligible);
+        // The least urgent ones, and among them by policy.
+        let least = all().map(|index| priority(&index)).max()?;
+        let mut candidates = all().filter(|index| priority(index) == least);
         match self.config.victim {
             VictimPolicy::Oldest => candidates.next(),
             VictimPolicy::Newest => candidates.next_back(),
@@ -256,7 +257,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
 
     /// Lets a group leave: to the host if that is allowed and there is room, else its KV is
     /// dropped and computed again.
-    fn evict(&mut self, now: Time, index: GroupIndex) -> Evicted {
+    pub(super) fn evict(&mut self, now: Time, index: GroupIndex) -> Evicted {
         let group = self.group(index);
         let swap = self.config.swap == SwapPolicy::On
             && !self.stats.swap_given_up

@@ -38,7 +38,8 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         };
         if too_much(gpu.lost, gpu.total) || too_much(host.lost, host.total) {
             self.stats.swap_given_up = true;
-            while let Some(&index) = self.parked.front() {
+            let parked: Vec<GroupIndex> = self.parked.iter().collect();
+            for index in parked {
                 self.drop_kv(now, index);
             }
         }
@@ -109,7 +110,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 let group = self.group_mut(index);
                 group.phase = Phase::HostResident(lease);
                 group.evict_failures = 0;
-                self.parked.push_back(index);
+                self.park(index);
             }
             Redeemed::Stayed(lease) => {
                 let backoff = self.config.retry_backoff;
@@ -148,14 +149,25 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 group.not_before = now + backoff.saturating_mul(1 << group.resume_failures.min(16));
                 group.resume_failures += 1;
                 let give_up = group.resume_failures > max_retries;
-                // It keeps its place: nobody was parked before it.
-                self.parked.push_front(index);
+                // It keeps its place.
+                let (priority, order) = (group.request.priority, group.parked_order);
+                self.parked.insert(priority, order, index);
                 if give_up {
                     self.drop_kv(now, index);
                 }
             }
             Redeemed::Gone(Gone::Corrupt | Gone::Unknown) => self.drop_kv(now, index),
         }
+    }
+
+    /// Puts a group behind all others that are parked.
+    fn park(&mut self, index: GroupIndex) {
+        self.last_parked += 1;
+        let order = self.last_parked;
+        let group = self.group_mut(index);
+        group.parked_order = order;
+        let priority = group.request.priority;
+        self.parked.insert(priority, order, index);
     }
 
     /// Choices that ended while their group was away still have a table.

@@ -263,24 +263,21 @@ impl<E: Executor, B: Backend> Engine<E, B> {
     /// With nothing running and nothing under way, the head of the queues could have started if
     /// it ever could.
     fn hopeless(&self, now: Time) -> Option<GroupIndex> {
-        if let Some(&index) = self.parked.front() {
-            return (now >= self.group(index).not_before).then_some(index);
-        }
-        let again = self.recompute.values().next();
-        again.or_else(|| self.waiting.front()).copied()
+        self.next_in_line(now)
+            .filter(|&index| now >= self.group(index).not_before)
     }
 
     /// When something happens by itself.
     fn wait_until(&self, now: Time) -> Option<Time> {
         let parked = self
             .parked
-            .front()
-            .map(|&index| self.group(index).not_before);
+            .heads()
+            .map(|index| self.group(index).not_before);
         let running = self
             .running
             .values()
             .map(|&index| self.group(index).not_before);
-        let waits = parked.into_iter().chain(running).filter(|&time| time > now);
+        let waits = parked.chain(running).filter(|&time| time > now);
         waits.chain(self.machine.poll_timeout()).min()
     }
 

@@ -87,7 +87,8 @@ impl Plan {
         } else {
             between(rng, 1, 48)
         };
-        let inflight_blocks = u64::from(between(rng, 1, 40));
+        let most_in_flight = if rng.chance(500) { 4 } else { 40 };
+        let inflight_blocks = u64::from(between(rng, 1, most_in_flight));
         let stormy = rng.chance(600);
         let checksum = if rng.chance(400) {
             Checksum::On
@@ -168,6 +169,7 @@ impl Plan {
             slice: rng.chance(300).then(|| millis(rng, 200)),
             max_swaps: [1_000, 3, 0][rng.index(3)],
             lost_permille_max: [1_000, 1_000, 100][rng.index(3)],
+            priority_aging: millis(rng, 500) + Span::from_nanos(1),
             resume_slack_tokens: between(rng, 0, 20),
         }
     }
@@ -175,6 +177,7 @@ impl Plan {
     fn clients(rng: &mut Rng, block_tokens: u32, blocks: u32) -> Vec<Client> {
         let n_clients = between(rng, 2, 12);
         let burst = rng.chance(400);
+        let ranked = rng.chance(300);
         // Ids are used again: a later request may take the id of a cancelled one.
         let ids = u64::from(between(rng, n_clients.div_ceil(2), n_clients));
         (0..n_clients)
@@ -199,6 +202,11 @@ impl Plan {
                         max_tokens,
                         stop_tokens: vec![TokenId(1)],
                         sampling: SamplingParams::default(),
+                        priority: if ranked {
+                            i32::try_from(rng.below(4)).unwrap() - 1
+                        } else {
+                            0
+                        },
                     },
                 }
             })
