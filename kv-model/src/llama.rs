@@ -5,7 +5,7 @@
 //!
 //! **The logits of a sequence are bitwise the same** alone, in any batch, in any chunking of its
 //! prompt, on any number of threads and with any instruction set: every sum is one chain in a
-//! fixed order ([`kernels`]). So pausing, resuming and recomputing can't change a token.
+//! fixed order (`llama/kernels.rs`). So pausing, resuming and recomputing can't change a token.
 //!
 //! Keys and values live only in the [`PlainMemory`] that the backend copies from and to; a step
 //! holds the locks of exactly the blocks that its batch names.
@@ -64,6 +64,22 @@ impl LlamaModel {
 }
 
 /// Runs a [`LlamaModel`] on the CPU.
+///
+/// ```no_run
+/// use std::sync::Arc;
+///
+/// use kv_core::host::PlainMemory;
+/// use kv_model::gguf::GgufFile;
+/// use kv_model::llama::{LlamaCpu, LlamaModel};
+///
+/// let threads = std::thread::available_parallelism()?;
+/// let model = Arc::new(LlamaModel::load(&GgufFile::open("model.gguf")?, threads)?);
+/// // 256 blocks of 16 tokens, shared with a backend that swaps them.
+/// let memory = Arc::new(PlainMemory::new(model.config().kv_layout(256, 16)?));
+/// let executor = LlamaCpu::new(model, Arc::clone(&memory), threads)?;
+/// # drop(executor);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 pub struct LlamaCpu {
     model: Arc<LlamaModel>,
     memory: Arc<PlainMemory>,

@@ -17,7 +17,7 @@ mod llama_world;
 use std::num::NonZero;
 use std::sync::Arc;
 
-use gguf_writer::{Lcg, Sizes, TYPES, TempFile, tiny_llama};
+use gguf_writer::{Lcg, Sizes, TYPES, TempFile, Value, tiny_llama};
 use kv_core::BlockId;
 use kv_core::host::PlainMemory;
 use kv_model::ModelError;
@@ -219,6 +219,72 @@ fn i10_bits_do_not_depend_on_the_company_in_a_batch() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn i10_bits_do_not_depend_on_a_stay_elsewhere() {
+    const STEPS: usize = 5;
+    let (model, _file) = model(Sizes::ODD, 3);
+    let prompt = random_tokens(14, 67, 8);
+    let right = alone(&model, &prompt, STEPS);
+    let mut world = World::new(&model, 24, 4, 2);
+    let memory = Arc::clone(&world.memory);
+    let mut blocks: Vec<_> = (0..6).map(BlockId::new).collect();
+    let (mut position, mut tokens) = (0, prompt);
+    for (step, right) in right.iter().enumerate() {
+        let piece = Piece {
+            blocks: &blocks,
+            position,
+            tokens: &tokens,
+            samples: 1,
+        };
+        let logits = world.logits(&[piece]).remove(0);
+        assert_eq!(bits(&logits), *right, "step {step}");
+        position += tokens.len();
+        tokens = vec![argmax(&logits)];
+        // To other blocks, and nothing stays behind.
+        let first = [6, 12, 18, 0][step % 4];
+        let next: Vec<_> = (first..first + 6).map(BlockId::new).collect();
+        for (from, to) in blocks.iter().zip(&next) {
+            let mut from = memory.write(*from).unwrap();
+            memory
+                .write(*to)
+                .unwrap()
+                .bytes_mut()
+                .copy_from_slice(from.bytes());
+            from.bytes_mut().fill(0xFF);
+        }
+        blocks = next;
+    }
+}
+
+#[test]
+fn scaled_rotation_equals_the_reference() {
+    let mut file = tiny_llama(Sizes::ODD, 0, 4);
+    file.set(
+        "llama.rope.scaling.type",
+        Value::String("linear".to_owned()),
+    );
+    file.set("llama.rope.scaling.factor", Value::F32(3.5));
+    let file = TempFile::new(&file.bytes());
+    let tokens = random_tokens(20, 67, 6);
+    let right = reference_logits(&file.0, &tokens);
+    let mut world = World::new(&load(&file.0), 8, 4, 2);
+    let blocks = table(0, 8, 8);
+    let piece = Piece {
+        blocks: &blocks,
+        position: 0,
+        tokens: &tokens,
+        samples: 1,
+    };
+    let logits = world.logits(&[piece]).remove(0);
+    let spread = right.iter().fold(0.0f64, |most, x| most.max(x.abs()));
+    for (&x, &right) in logits.iter().zip(&right) {
+        assert!(
+            (f64::from(x) - right).abs() < 2e-3 * spread,
+            "{x}, must be {right}"
+        );
     }
 }
 
