@@ -187,6 +187,7 @@ impl<'a> World<'a> {
                 max_tokens: job.output_tokens,
                 stop_tokens: Vec::new(),
                 sampling: SamplingParams::default(),
+                priority: 0,
             };
             let accepted = self.engine.submit(now, request).is_ok();
             self.clients.push(Client::new(sent_at, accepted));
