@@ -1,6 +1,7 @@
 //! Puts a server's inside together from its configuration: model, pool, machine, backend, engine.
 
 mod gguf;
+mod room;
 mod timed;
 
 use std::path::PathBuf;
@@ -95,12 +96,16 @@ impl Model {
     /// [`AssemblyError`] names the file or the flag.
     pub fn load(config: &Config) -> Result<Self, AssemblyError> {
         match &config.model {
-            ModelChoice::Gguf(path) => {
-                gguf::load(path, config).map_err(|source| AssemblyError::Model {
-                    path: path.clone(),
-                    source,
-                })
-            }
+            ModelChoice::Gguf(path) => gguf::load(path, config).map_err(|source| {
+                // Some of it is about flags and not about the file.
+                match source.downcast() {
+                    Ok(error) => *error,
+                    Err(source) => AssemblyError::Model {
+                        path: path.clone(),
+                        source,
+                    },
+                }
+            }),
             ModelChoice::Oracle => Self::oracle(config),
         }
     }
@@ -131,6 +136,7 @@ impl Model {
             1,
         )
         .map_err(|error| settings(&error))?;
+        room::for_pool(&layout)?;
         let memory = Arc::new(PlainMemory::new(layout));
         let executor =
             Oracle::new(Arc::clone(&memory), oracle).map_err(|error| settings(&error))?;
@@ -284,6 +290,7 @@ fn backend(
         let (backend, host) = blocking();
         return Ok((backend, host, facts(swap.mode, None)));
     }
+    room::for_host(swap.host_bytes)?;
     let slots = u32::try_from(swap.host_bytes / block_bytes).unwrap_or(u32::MAX);
     match HostBackend::new(Arc::clone(memory), host_config(swap, slots), tell.clone()) {
         Ok(backend) => Ok((

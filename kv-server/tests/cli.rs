@@ -83,6 +83,19 @@ fn a_wrong_value_ends_with_code_2() {
             &["--model", "/nowhere/model.gguf"],
             "--model \"/nowhere/model.gguf\" can't be served: ",
         ),
+        (
+            &["--gpu-blocks", "4294967295"],
+            "--gpu-blocks is 4294967295, must be at most ",
+        ),
+        (
+            &[
+                "--kv-swap-host-memory-bytes",
+                "512TiB",
+                "--kv-swap-mode",
+                "async",
+            ],
+            "--kv-swap-host-memory-bytes is 562949953421312, must be at most the machine's memory",
+        ),
         (&["--nonsense"], "unexpected argument '--nonsense' found"),
     ] {
         let model: &[&str] = if args[0] == "--model" {

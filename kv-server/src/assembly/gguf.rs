@@ -32,6 +32,7 @@ pub(super) fn load(
         .config()
         .kv_layout(config.gpu_blocks, config.block_tokens)?;
     let context = model.config().context_length;
+    super::room::for_pool(&layout)?;
     let memory = Arc::new(PlainMemory::new(layout));
     let executor = LlamaCpu::new(Arc::new(model), Arc::clone(&memory), threads)?;
     let name = path
