@@ -12,8 +12,7 @@ struct Segment {
     u64 address;       // of the segment in block 0
     u64 block_stride;  // bytes from block to block
     u64 slot_offset;   // bytes into the packed block
-    u32 bytes;
-    u32 padding;
+    u64 bytes;
 };
 
 template <int MAX_BLOCKS>
@@ -21,21 +20,27 @@ struct Piece {
     const Segment *segments;
     char *slab;
     u64 block_bytes;
+    u64 keep;           // 1: slab lines are the last to leave L2
+    u64 items;
     u32 segments_per_block;
     u32 first_segment;  // of the first block
-    u32 items;
-    u32 keep;           // 1: slab lines are the last to leave L2
     u32 blocks[MAX_BLOCKS];
 };
 
-__device__ __forceinline__ u64 evict_last() {
-    u64 policy;
-    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(policy));
-    return policy;
+// Lines of the slab are the last to leave L2, lines of the pool the first.
+struct Policies {
+    u64 slab, pool;
+};
+
+__device__ __forceinline__ Policies policies() {
+    Policies both;
+    asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(both.slab));
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(both.pool));
+    return both;
 }
 
 // What is read or written once must not push anything out of L1.
-template <typename V, bool KEEP>
+template <typename V, bool HINT>
 __device__ __forceinline__ V load(const V *from, u64) {
     return __ldcg(from);
 }
@@ -43,14 +48,14 @@ __device__ __forceinline__ V load(const V *from, u64) {
 template <>
 __device__ __forceinline__ uint4 load<uint4, true>(const uint4 *from, u64 policy) {
     uint4 value;
-    asm volatile("ld.global.L1::no_allocate.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
+    asm volatile("ld.global.L2::cache_hint.v4.u32 {%0, %1, %2, %3}, [%4], %5;"
                  : "=r"(value.x), "=r"(value.y), "=r"(value.z), "=r"(value.w)
                  : "l"(from), "l"(policy)
                  : "memory");
     return value;
 }
 
-template <typename V, bool KEEP>
+template <typename V, bool HINT>
 __device__ __forceinline__ void store(V *to, V value, u64) {
     *to = value;
 }
@@ -62,22 +67,23 @@ __device__ __forceinline__ void store<uint4, true>(uint4 *to, uint4 value, u64 p
                  : "memory");
 }
 
-template <typename V, bool KEEP_FROM, bool KEEP_TO>
-__device__ __forceinline__ void copy_segment(char *to, const char *from, u32 bytes, u64 policy) {
+template <typename V, bool HINT>
+__device__ __forceinline__ void copy_segment(char *to, const char *from, u64 bytes, u64 policy_to,
+                                             u64 policy_from) {
     V *out = reinterpret_cast<V *>(to);
     const V *in = reinterpret_cast<const V *>(from);
-    const u32 count = bytes / sizeof(V);
+    const u32 count = u32(bytes / sizeof(V));
     u32 at = threadIdx.x & 31;
     // Four independent loads per lane in flight: 2 KiB per warp with the widest accesses.
     for (; at + 3 * 32 < count; at += 4 * 32) {
         V part[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) part[i] = load<V, KEEP_FROM>(in + at + i * 32, policy);
+        for (int i = 0; i < 4; ++i) part[i] = load<V, HINT>(in + at + i * 32, policy_from);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) store<V, KEEP_TO>(out + at + i * 32, part[i], policy);
+        for (int i = 0; i < 4; ++i) store<V, HINT>(out + at + i * 32, part[i], policy_to);
     }
     for (; at < count; at += 32)
-        store<V, KEEP_TO>(out + at, load<V, KEEP_FROM>(in + at, policy), policy);
+        store<V, HINT>(out + at, load<V, HINT>(in + at, policy_from), policy_to);
 }
 
 template <typename V, bool TO_SLAB, int MAX_BLOCKS>
@@ -85,8 +91,11 @@ __device__ __forceinline__ void move(const Piece<MAX_BLOCKS> &piece) {
     const u32 warps = gridDim.x * (blockDim.x / 32);
     const u32 warp = blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32;
     const u64 start = piece.segments[piece.first_segment].slot_offset;
-    const u64 policy = evict_last();
-    for (u32 item = warp; item < piece.items; item += warps) {
+    const Policies both = policies();
+    const u64 policy_to = TO_SLAB ? both.slab : both.pool;
+    const u64 policy_from = TO_SLAB ? both.pool : both.slab;
+    const u32 items = u32(piece.items);
+    for (u32 item = warp; item < items; item += warps) {
         const u32 place = piece.first_segment + item;
         const u32 block = place / piece.segments_per_block;
         const Segment segment = piece.segments[place % piece.segments_per_block];
@@ -96,9 +105,9 @@ __device__ __forceinline__ void move(const Piece<MAX_BLOCKS> &piece) {
         char *to = TO_SLAB ? slab : pool;
         const char *from = TO_SLAB ? pool : slab;
         if (piece.keep)
-            copy_segment<V, !TO_SLAB, TO_SLAB>(to, from, segment.bytes, policy);
+            copy_segment<V, true>(to, from, segment.bytes, policy_to, policy_from);
         else
-            copy_segment<V, false, false>(to, from, segment.bytes, policy);
+            copy_segment<V, false>(to, from, segment.bytes, policy_to, policy_from);
     }
 }
 

@@ -27,6 +27,7 @@ use crate::event::{Event, EventPool};
 use crate::fences::{FenceFault, StepFences};
 use crate::flight::Flight;
 use crate::kernels::{BLOCKS_MAX, FEW_BLOCKS_MAX, Kernel, Packing, THREADS, WARPS};
+use crate::lane::MARKS_MAX;
 use crate::memory::{DeviceBytes, GpuMemory};
 use crate::plan::{Piece, Run, SEGMENT_BYTES_MAX, Shape, runs};
 use crate::{CudaError, StreamPriority};
@@ -69,7 +70,7 @@ impl Common {
         let shape = Shape::new(memory.layout(), memory.bases())?;
         let table = DeviceBytes::of_segments(device, &shape.segments)?;
         let ways = Ways::new(memory.layout());
-        let events = EventPool::new(device);
+        let events = EventPool::new(device, 2 * MARKS_MAX + 8)?;
         Ok(Self {
             memory,
             arena,
@@ -121,10 +122,10 @@ struct PieceParams<const MAX: usize> {
     segments: u64,
     slab: u64,
     block_bytes: u64,
+    keep: u64,
+    items: u64,
     segments_per_block: u32,
     first_segment: u32,
-    items: u32,
-    keep: u32,
     blocks: [u32; MAX],
 }
 
@@ -170,9 +171,11 @@ impl Mover {
             common,
         };
         if config.slab_caching == SlabCaching::Persisting {
-            device.set_persisting_l2(config.staging_bytes())?;
+            let most = u64::try_from(device.facts().l2_persisting_bytes_max).unwrap_or(0);
+            device.set_persisting_l2(config.staging_bytes().min(most))?;
             mover.kernel_stream.keep_in_l2(&mover.slabs)?;
         }
+        mover.load_kernels()?;
         mover.costs = mover.probe()?;
         Ok(mover)
     }
@@ -352,6 +355,30 @@ impl Mover {
         }
     }
 
+    /// Runs each kernel once, on nothing: the driver loads a kernel with its first launch, and may
+    /// wait until the GPU is idle for that.
+    fn load_kernels(&self) -> Result<(), DriverError> {
+        let packing = match self.direction {
+            Direction::In => Packing::Scatter,
+            Direction::Out => Packing::Gather,
+        };
+        let nothing = Piece {
+            first_move: 0,
+            first_segment: 0,
+            items: 0,
+            moves: 0,
+            offset: 0,
+            bytes: 0,
+        };
+        let kernel = |blocks| Kernel::choose(packing, self.common.shape.width, blocks);
+        if let (few, FEW_BLOCKS_MAX) = kernel(1) {
+            self.launch_pack::<FEW_BLOCKS_MAX>(few, &nothing, &[], self.slabs.address())?;
+        }
+        let (many, _) = kernel(BLOCKS_MAX);
+        self.launch_pack::<BLOCKS_MAX>(many, &nothing, &[], self.slabs.address())?;
+        self.kernel_stream.synchronize()
+    }
+
     /// Queues the kernel that packs or unpacks a piece.
     fn pack(
         &self,
@@ -382,8 +409,8 @@ impl Mover {
             block_bytes: self.common.shape.block_bytes,
             segments_per_block: self.common.shape.segments_per_block(),
             first_segment: piece.first_segment,
-            items: piece.items,
-            keep: u32::from(self.keep),
+            items: piece.items.into(),
+            keep: u64::from(self.keep),
             blocks: [0; MAX],
         };
         for (place, step) in params.blocks.iter_mut().zip(moves) {
@@ -397,7 +424,7 @@ impl Mover {
         }
         assert!(moves.len() <= MAX, "a piece names at most {MAX} blocks");
         assert!(piece.bytes <= self.slab_bytes, "a piece fits into a slab");
-        let grid = piece.items.div_ceil(WARPS).min(self.grid_max);
+        let grid = piece.items.div_ceil(WARPS).clamp(1, self.grid_max);
         let function = self.device().kernel(kernel);
         let mut pointers = [(&raw mut params).cast::<c_void>()];
         // SAFETY: the kernel takes one `Piece` of `MAX` ids, of the same layout as the parameters.
@@ -524,5 +551,25 @@ impl Mover {
         let queued = self.copy_runs(&self.copy_streams[0], 0, &copies);
         self.scratch = copies;
         queued
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::PieceParams;
+    use crate::kernels::{BLOCKS_MAX, FEW_BLOCKS_MAX, PTX};
+
+    #[test]
+    fn parameters_are_as_long_as_the_kernels_declare() {
+        let text = PTX.to_str().expect("PTX is ASCII");
+        for (kernel, bytes) in [
+            ("gather_16_few", size_of::<PieceParams<FEW_BLOCKS_MAX>>()),
+            ("scatter_16_few", size_of::<PieceParams<FEW_BLOCKS_MAX>>()),
+            ("gather_16", size_of::<PieceParams<BLOCKS_MAX>>()),
+            ("scatter_1", size_of::<PieceParams<BLOCKS_MAX>>()),
+        ] {
+            let declared = format!(".b8 {kernel}_param_0[{bytes}]");
+            assert!(text.contains(&declared), "{declared}");
+        }
     }
 }

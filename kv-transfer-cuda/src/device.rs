@@ -89,8 +89,8 @@ pub struct DeviceFacts {
     pub multiprocessors: i32,
     /// Size of the second-level cache, bytes.
     pub l2_bytes: i32,
-    /// Longest distance between rows of a two-dimensional copy, bytes.
-    pub pitch_bytes_max: i32,
+    /// Part of that cache that can be set aside at most, bytes.
+    pub l2_persisting_bytes_max: i32,
     /// Copy engines.
     pub copy_engines: i32,
     /// Whether one call can queue many copies.
@@ -330,7 +330,10 @@ fn facts(
         ),
         multiprocessors: attribute(handle, A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
         l2_bytes: attribute(handle, A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)?,
-        pitch_bytes_max: attribute(handle, A::CU_DEVICE_ATTRIBUTE_MAX_PITCH)?,
+        l2_persisting_bytes_max: attribute(
+            handle,
+            A::CU_DEVICE_ATTRIBUTE_MAX_PERSISTING_L2_CACHE_SIZE,
+        )?,
         copy_engines: attribute(handle, A::CU_DEVICE_ATTRIBUTE_ASYNC_ENGINE_COUNT)?,
         batch_copies: driver_version >= DRIVER_VERSION_BATCH,
     })

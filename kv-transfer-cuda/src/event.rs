@@ -150,11 +150,17 @@ pub(crate) struct EventPool {
 }
 
 impl EventPool {
-    pub(crate) fn new(device: &Device) -> Self {
-        Self {
+    /// A pool that has so many events from the start.
+    ///
+    /// Making one later may wait until the GPU is idle, if the driver has to find memory for it.
+    pub(crate) fn new(device: &Device, events: usize) -> Result<Self, DriverError> {
+        let idle = (0..events)
+            .map(|_| Event::new(device))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
             device: device.clone(),
-            idle: Mutex::default(),
-        }
+            idle: Mutex::new(idle),
+        })
     }
 
     pub(crate) fn take(&self) -> Result<Event, DriverError> {

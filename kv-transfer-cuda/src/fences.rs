@@ -12,6 +12,9 @@ use crate::device::{Device, Stream};
 use crate::error::DriverError;
 use crate::event::{Event, EventPool, Progress};
 
+/// Steps that may be under way at the same time before another event has to be made.
+const STEPS_AHEAD: usize = 64;
+
 /// The steps of one executor, as far as they are not known to be over.
 ///
 /// The executor calls [`record`](Self::record) after it queued the last kernel of a step; the
@@ -41,12 +44,15 @@ pub(crate) enum FenceFault {
 
 impl StepFences {
     /// No step so far.
-    #[must_use]
-    pub fn new(device: &Device) -> Self {
-        Self {
-            pool: EventPool::new(device),
+    ///
+    /// # Errors
+    ///
+    /// If the driver refuses.
+    pub fn new(device: &Device) -> Result<Self, DriverError> {
+        Ok(Self {
+            pool: EventPool::new(device, STEPS_AHEAD)?,
             steps: Mutex::default(),
-        }
+        })
     }
 
     /// Ends a step: everything queued on the stream so far.

@@ -31,7 +31,7 @@ use crate::outbox::{Number, Outbox};
 
 /// Marks that may be in the streams at the same time, so that the streams' own queues, which hold
 /// about a thousand entries, never fill up.
-const MARKS_MAX: usize = 32;
+pub(crate) const MARKS_MAX: usize = 32;
 
 /// Payload that may be in the streams at the same time before more is queued, bytes. It takes
 /// more than a millisecond, many times what the lane's thread needs to wake up.
@@ -43,6 +43,10 @@ const MARK_BYTES: u64 = 32 << 20;
 /// Payload that a submitting thread queues itself, bytes: enough for the link to be busy until
 /// the lane's thread has woken up.
 const INLINE_BYTES: u64 = 8 << 20;
+
+/// Flights that are longer than this are left to the lane's thread as a whole, bytes: the time it
+/// needs to wake up is next to nothing of what they take, and the submitting thread is spared.
+const INLINE_FLIGHT_BYTES_MAX: u64 = 256 << 20;
 
 /// Copies that a submitting thread queues itself; more are left to the lane's thread.
 const INLINE_COPIES_MAX: u64 = 20;
@@ -161,7 +165,8 @@ impl Lane {
     /// Puts a flight in, after its place was taken. Does not wait for the device.
     pub(crate) fn enqueue(&self, flight: Flight) {
         let mut ended = Ended::new();
-        let few = self.copies_at_first(&flight) <= INLINE_COPIES_MAX;
+        let few = flight.bytes() <= INLINE_FLIGHT_BYTES_MAX
+            && self.copies_at_first(&flight) <= INLINE_COPIES_MAX;
         let mut state = self.state.lock();
         if let Some(fault) = state.refusal() {
             state.leave(&mut ended, &flight, flight.failed(fault));

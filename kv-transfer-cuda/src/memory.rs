@@ -123,7 +123,6 @@ impl DeviceBytes {
             bytes.extend_from_slice(&segment.block_stride.to_ne_bytes());
             bytes.extend_from_slice(&segment.slot_offset.to_ne_bytes());
             bytes.extend_from_slice(&segment.bytes.to_ne_bytes());
-            bytes.extend_from_slice(&segment.padding.to_ne_bytes());
         }
         let table = Self::new(device, bytes.len() as u64)?;
         table.write(0, &bytes)?;

@@ -23,8 +23,7 @@ pub(crate) struct Segment {
     /// Where it starts in the packed block, bytes.
     pub(crate) slot_offset: u64,
     /// Length, bytes.
-    pub(crate) bytes: u32,
-    pub(crate) padding: u32,
+    pub(crate) bytes: u64,
 }
 
 /// Length of one access of a kernel.
@@ -94,8 +93,7 @@ impl Shape {
                         address: address + at,
                         block_stride: group.block_stride,
                         slot_offset: slot_offset + at,
-                        bytes: u32::try_from(bytes).expect("a segment is at most 4 KiB long"),
-                        padding: 0,
+                        bytes,
                     });
                     at += bytes;
                 }
@@ -164,12 +162,12 @@ impl Shape {
             }
             let first = cursor.segment as usize;
             let fitting = self.segments[first..per_block]
-                .partition_point(|s| s.slot_offset + u64::from(s.bytes) - at <= rest);
+                .partition_point(|s| s.slot_offset + s.bytes - at <= rest);
             if fitting > 0 {
                 let last = self.segments[first + fitting - 1];
                 let fitting = u32::try_from(fitting).expect("fewer than all segments");
                 piece.items += fitting;
-                piece.bytes += last.slot_offset + u64::from(last.bytes) - at;
+                piece.bytes += last.slot_offset + last.bytes - at;
                 piece.moves += 1;
                 cursor.segment += fitting;
             }

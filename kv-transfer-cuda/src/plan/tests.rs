@@ -73,7 +73,7 @@ fn bytes_moved(
             let id = moves[piece.first_move + block as usize].0;
             let pool = segment.address + u64::from(id) * segment.block_stride;
             let at = u64::from(block) * shape.block_bytes + segment.slot_offset - start;
-            for byte in 0..u64::from(segment.bytes) {
+            for byte in 0..segment.bytes {
                 let cell = &mut slab[usize::try_from(at + byte).expect("small")];
                 assert_eq!(*cell, None, "two segments meet in the slab");
                 *cell = Some(pool + byte);

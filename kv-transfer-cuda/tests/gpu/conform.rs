@@ -34,7 +34,7 @@ impl World {
         let block_bytes = memory.layout().block_bytes();
         Self {
             memory: Arc::new(memory),
-            fences: Arc::new(StepFences::new(&device)),
+            fences: Arc::new(StepFences::new(&device).expect("events")),
             held: BTreeMap::new(),
             compute: Stream::new(&device, StreamPriority::High).expect("a stream"),
             scratch: DeviceBytes::new(&device, block_bytes).expect("room on the GPU"),

@@ -42,12 +42,22 @@ fn submit_returns_while_the_stream_is_stalled_and_keeps_every_command_apart() {
             .expect("a sound context");
     }
     let (flag, fence) = stalled(&rig);
-    let start = clock();
+    let mut slow = Vec::new();
     let tickets: Vec<_> = (0..512)
-        .map(|i| rig.submit(Direction::Out, &[(i, 511 - i)], fence, DigestWork::Skip))
+        .map(|i| {
+            let start = clock();
+            let ticket = rig.submit(Direction::Out, &[(i, 511 - i)], fence, DigestWork::Skip);
+            if start.elapsed() > HOLD / 4 {
+                slow.push((i, start.elapsed()));
+            }
+            ticket
+        })
         .collect();
-    // The step can only end after this line, so that none of the submits waited for it.
-    assert!(start.elapsed() < HOLD);
+    // The step ends by itself only after its limit.
+    assert!(
+        slow.is_empty(),
+        "submits that waited for the step: {slow:?}"
+    );
     let mut ended = Vec::new();
     rig.backend.poll(&mut ended);
     assert!(
@@ -185,7 +195,7 @@ fn i09_foreign_memory_is_moved_where_it_is() {
 #[test]
 fn i15_without_a_pinned_pool_the_blocking_backend_is_taken_with_the_reason() {
     let memory = Arc::new(GpuMemory::allocate(&device(), layout()).expect("room on the GPU"));
-    let fences = Arc::new(StepFences::new(&device()));
+    let fences = Arc::new(StepFences::new(&device()).expect("events"));
     let mut config = CudaConfig::new(512);
     // More slabs than the budget of device memory allows.
     config.staging_in.slab_bytes = 1 << 30;
@@ -205,7 +215,7 @@ fn slots_become_usable_while_the_pool_grows() {
     let mut config = CudaConfig::new(2_048);
     config.arena.chunk_bytes = 64 << 20;
     let memory = Arc::new(GpuMemory::allocate(&device(), layout).expect("room on the GPU"));
-    let fences = Arc::new(StepFences::new(&device()));
+    let fences = Arc::new(StepFences::new(&device()).expect("events"));
     let backend = kv_transfer_cuda::CudaBackend::new(memory, fences, &config).expect("a backend");
     let first = backend.slots_ready();
     assert!(first >= 32, "the first chunk is ready at once: {first}");

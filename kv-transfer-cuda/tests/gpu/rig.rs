@@ -30,7 +30,7 @@ use parking_lot::{Condvar, Mutex};
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A stream that is held goes on after this, whatever happens.
-pub(crate) const HOLD: Duration = Duration::from_secs(20);
+pub(crate) const HOLD: Duration = Duration::from_secs(8);
 
 const PTX: &CStr = {
     let text = concat!(include_str!("kernels.ptx"), "\0");
@@ -292,7 +292,7 @@ impl Rig {
     pub(crate) fn over(memory: GpuMemory, config: &CudaConfig) -> Self {
         let device = device();
         let memory = Arc::new(memory);
-        let fences = Arc::new(StepFences::new(&device));
+        let fences = Arc::new(StepFences::new(&device).expect("events"));
         let mut backend =
             CudaBackend::new(Arc::clone(&memory), Arc::clone(&fences), config).expect("a backend");
         backend.wait_slots(Span::from(LIMIT)).expect("all slots");
