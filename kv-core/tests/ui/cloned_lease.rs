@@ -1,0 +1,7 @@
+use kv_core::{Lease, OnGpu};
+
+fn copy(lease: &Lease<OnGpu>) -> Lease<OnGpu> {
+    lease.clone()
+}
+
+fn main() {}
