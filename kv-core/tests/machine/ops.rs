@@ -9,7 +9,7 @@ use proptest::prelude::*;
 
 use crate::rig::{Rig, completion};
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Op {
     Allocate {
         id: u64,

@@ -182,9 +182,8 @@ impl Rig {
         request: impl FnOnce(&mut Machine) -> Result<T, Refusal>,
     ) -> Refusal {
         let before = format!("{:?}", Quiet(&self.machine, self.stats()));
-        let why = match request(&mut self.machine) {
-            Ok(_) => panic!("it should be refused"),
-            Err(why) => why,
+        let Err(why) = request(&mut self.machine) else {
+            panic!("it should be refused");
         };
         self.check();
         assert_eq!(
