@@ -12,6 +12,7 @@ use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use kv_core::Span;
 use kv_scheduler::{EngineConfig, SwapPolicy, VictimPolicy};
 
 pub use self::settings::{ConfigError, SETTINGS, Setting, Source};
@@ -226,6 +227,14 @@ impl Config {
 fn engine(layers: &Layers) -> Result<EngineConfig, ConfigError> {
     let whole = "a whole number from 0 to 4294967295";
     let mode = layers.read("kv-swap-mode", "one of off, sync, async", kind::swap_mode)?;
+    let lookahead = layers.optional("lookahead-tokens", |layers, name| {
+        layers.read(name, whole, kind::number(0..=u32::MAX))
+    })?;
+    let millis = |name, least: u64| {
+        let allowed = format!("a whole number from {least} to 86400000");
+        layers.read(name, &allowed, kind::number(least..=86_400_000))
+    };
+    let slice_ms = millis("slice-ms", 0)?;
     Ok(EngineConfig {
         max_batch_size: layers.count("max-batch-size")?,
         max_tokens_per_step: layers.count("max-tokens-per-step")?,
@@ -247,7 +256,20 @@ fn engine(layers: &Layers) -> Result<EngineConfig, ConfigError> {
             _ => None,
         })?,
         max_retries: layers.read("kv-swap-max-retries", whole, kind::number(0..=u32::MAX))?,
-        lookahead_tokens: layers.read("lookahead-tokens", whole, kind::number(0..=u32::MAX))?,
+        lookahead_tokens: lookahead.unwrap_or_else(|| match mode {
+            // What leaves in time is not waited for. Where copies block, and where nothing is
+            // copied, leaving early only costs.
+            SwapMode::Async => EngineConfig::default().lookahead_tokens,
+            SwapMode::Off | SwapMode::Sync => 0,
+        }),
+        watermark_permille: layers.read(
+            "watermark-permille",
+            "a whole number from 0 to 500",
+            kind::number(0..=500),
+        )?,
+        slice: (slice_ms > 0).then(|| Span::from_millis(slice_ms)),
+        max_swaps: layers.read("max-swaps", whole, kind::number(0..=u32::MAX))?,
+        priority_aging: Span::from_millis(millis("priority-aging-ms", 1)?),
         resume_slack_tokens: layers.read(
             "resume-slack-tokens",
             whole,

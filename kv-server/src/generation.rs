@@ -19,6 +19,8 @@ pub(crate) struct Plan {
     pub(crate) stops: Arc<StopStrings>,
     pub(crate) stop_tokens: Vec<TokenId>,
     pub(crate) sampling: SamplingParams,
+    /// Lower is more urgent.
+    pub(crate) priority: i32,
 }
 
 /// One prompt of a call.
@@ -103,7 +105,7 @@ impl Generation {
                 max_tokens: prompt.max_tokens,
                 stop_tokens: plan.stop_tokens.clone(),
                 sampling: plan.sampling.clone(),
-                priority: 0,
+                priority: plan.priority,
             };
             generation.ids.push(id);
             generation.engine.submit(Submission {

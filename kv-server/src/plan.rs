@@ -51,6 +51,7 @@ pub(crate) fn plan(
         stops,
         mut stop_tokens,
         end_tokens,
+        priority,
         seed,
         mut sampling,
         ..
@@ -68,6 +69,7 @@ pub(crate) fn plan(
         stops: Arc::new(stops),
         stop_tokens,
         sampling,
+        priority,
     }
 }
 

@@ -60,6 +60,8 @@ pub(crate) struct Params {
     pub(crate) stop_tokens: Vec<TokenId>,
     pub(crate) end_tokens: EndTokens,
     pub(crate) delivery: Delivery,
+    /// Lower is more urgent.
+    pub(crate) priority: i32,
     /// Without a seed, one is drawn by the caller.
     pub(crate) seed: Option<u64>,
     /// Everything but `seed` and `logprobs`.
@@ -103,6 +105,7 @@ impl Params {
             stop_tokens: stop_tokens(fields, limits)?,
             end_tokens,
             delivery: delivery(fields)?,
+            priority: priority(fields)?,
             seed: seed(fields)?,
             sampling: sampling(fields, limits, temperature)?,
         })
@@ -221,6 +224,18 @@ fn delivery(fields: &Fields) -> Result<Delivery, ApiError> {
         at_the_end: option("include_usage")?,
         in_every_chunk: option("continuous_usage_stats")?,
     }))
+}
+
+/// Not of OpenAI: the name and the direction that other servers use.
+fn priority(fields: &Fields) -> Result<i32, ApiError> {
+    let allowed = "a whole number from -1000 to 1000";
+    let read = |value: &Value| {
+        let number = value
+            .as_i64()
+            .filter(|number| (-1000..=1000).contains(number))?;
+        i32::try_from(number).ok()
+    };
+    Ok(fields.read("priority", allowed, read)?.unwrap_or(0))
 }
 
 /// Any whole number of 64 bits; a negative one is as good as a positive one.
@@ -388,6 +403,7 @@ mod tests {
             r#"{"stream_options": {"include_usage": true}}"#,
             r#"{"stream": true, "stream_options": {"include_usage": 1}}"#,
             r#"{"seed": 1.5}"#,
+            r#"{"priority": 1001}"#,
             r#"{"temperature": -0.1}"#,
             r#"{"temperature": 1e300}"#,
             r#"{"temperature": "hot"}"#,
@@ -423,6 +439,7 @@ mod tests {
             stream_options is only allowed when stream is true
             stream_options.include_usage is 1, must be true or false
             seed is 1.5, must be a whole number of at most 64 bits
+            priority is 1001, must be a whole number from -1000 to 1000
             temperature is -0.1, must be between 0 and 2
             temperature is inf, must be between 0 and 2
             temperature is "hot", must be a number

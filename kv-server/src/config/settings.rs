@@ -47,8 +47,12 @@ settings! {
     "kv-swap-max-retries" "N" "2" "Retries of a failed resume before it is computed again";
     "no-kv-swap-sync-fallback" "" "false" "Don't start if the asynchronous backend can't be set up";
     "victim" "newest|oldest|cost" "newest" "Who leaves when blocks are short";
-    "lookahead-tokens" "N" "4" "Move victims when fewer free tokens per sequence are left";
+    "lookahead-tokens" "N" "" "Move victims when fewer free tokens per sequence are left [default: 4 with async, else 0]";
     "resume-slack-tokens" "N" "16" "Resume a parked group when everybody could take that many tokens";
+    "watermark-permille" "N" "0" "Thousandths of the pool that admission leaves free for growth";
+    "slice-ms" "N" "0" "Groups that ran this long make room for those who wait; 0 is run to the end";
+    "max-swaps" "N" "1000" "How often a group is moved for the sake of slices";
+    "priority-aging-ms" "N" "10000" "Waiting this long makes a request one priority more urgent";
     "shutdown-grace" "TIME" "30s" "How long running requests may go on after SIGTERM or Ctrl-C";
     "threads" "N" "" "Threads that run the model [default: the machine's cores]";
     "max-body-bytes" "SIZE" "4MiB" "Longest request body";

@@ -224,7 +224,7 @@ fn wrong_values_name_the_layer_they_come_from() {
     said.push(refusal(&["--config", "/nowhere/kv.toml"], &[]));
     expect![[r#"
         --port is "http" (from KV_SERVER_PORT), must be a port number from 0 to 65535
-        "prot" is not a setting (from KV_SERVER_PROT); known are model, host, port, gpu-blocks, block-tokens, max-batch-size, max-tokens-per-step, max-seq-len, prefill-chunk, max-waiting-requests, max-n, kv-swap-mode, kv-swap-host-memory-bytes, kv-swap-max-inflight-bytes, kv-swap-checksum, kv-swap-max-retries, no-kv-swap-sync-fallback, victim, lookahead-tokens, resume-slack-tokens, shutdown-grace, threads, max-body-bytes, log, oracle-layers, oracle-token-bytes, host-link-bandwidth, host-link-delay-ms
+        "prot" is not a setting (from KV_SERVER_PROT); known are model, host, port, gpu-blocks, block-tokens, max-batch-size, max-tokens-per-step, max-seq-len, prefill-chunk, max-waiting-requests, max-n, kv-swap-mode, kv-swap-host-memory-bytes, kv-swap-max-inflight-bytes, kv-swap-checksum, kv-swap-max-retries, no-kv-swap-sync-fallback, victim, lookahead-tokens, resume-slack-tokens, watermark-permille, slice-ms, max-swaps, priority-aging-ms, shutdown-grace, threads, max-body-bytes, log, oracle-layers, oracle-token-bytes, host-link-bandwidth, host-link-delay-ms
         "kv_swap_modus" is not a setting (from FILE); similar are kv-swap-mode, kv-swap-host-memory-bytes, kv-swap-max-inflight-bytes, kv-swap-checksum, kv-swap-max-retries, no-kv-swap-sync-fallback
         --gpu-blocks is "0" (from FILE), must be a whole number from 1 to 4294967295
         --victim is "table" (from FILE), must be a string, a number or a boolean
