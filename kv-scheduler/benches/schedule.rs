@@ -111,6 +111,7 @@ impl World {
             max_tokens: 1_000,
             stop_tokens: Vec::new(),
             sampling: SamplingParams::default(),
+            priority: 0,
         };
         self.engine.submit(self.now, request).unwrap();
     }
