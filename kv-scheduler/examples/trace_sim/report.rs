@@ -307,10 +307,10 @@ impl Outcome {
             format!("{:.2} ({good:.0} %)", self.good_requests_per_second),
             three(&self.first_token_seconds, 2),
             three(&self.between_tokens_millis, 1),
-            format!(
-                "{:.1} ({})",
-                self.between_tokens_of_never_paused_millis.p99, self.never_paused
-            ),
+            match &self.between_tokens_of_never_paused_millis {
+                Ranks { count: 0, .. } => format!("– ({})", self.never_paused),
+                ranks => format!("{:.1} ({})", ranks.p99, self.never_paused),
+            },
             three(&self.longest_pause_seconds, 2),
             format!(
                 "{} + {}",
