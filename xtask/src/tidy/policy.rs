@@ -21,7 +21,7 @@ pub(super) const CRATES: &[Allowed] = &[
         workspace: &[],
         workspace_dev: &[],
         external: &["bytemuck", "parking_lot", "thiserror", "xxhash-rust"],
-        external_dev: &["expect-test", "proptest"],
+        external_dev: &["criterion", "expect-test", "proptest", "trybuild"],
     },
     Allowed {
         name: "kv-store-ext",
@@ -146,6 +146,10 @@ pub(super) const UNSAFE_PLACES: &[&str] = &["kv-model/src/llama/kernels.rs", "kv
 
 /// The page that accounts for every file with `unsafe`, in a section with its path as heading.
 pub(super) const UNSAFE_LEDGER: &str = "docs/unsafe.md";
+
+/// Folders of programs that must not compile. Their expected messages show what stands on which
+/// line, and their names say what they are for: they need no header.
+pub(super) const MISUSE: &[&str] = &["kv-core/tests/ui"];
 
 /// Most lines of a source file.
 pub(super) const LINES_MAX: usize = 900;
