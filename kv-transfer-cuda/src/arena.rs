@@ -138,6 +138,16 @@ struct Growth {
     /// Nothing will be added any more, because all is there or something failed.
     ended: bool,
     failed: Option<CudaError>,
+    times: PoolTimes,
+}
+
+/// What setting up the pinned pool has taken so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PoolTimes {
+    /// Touching memory, with all threads together.
+    pub touch: Duration,
+    /// Page-locking it.
+    pub lock: Duration,
 }
 
 impl fmt::Debug for HostArena {
@@ -188,6 +198,11 @@ impl HostArena {
             Some(error) => Err(error.clone()),
             None => Ok(self.slots_ready()),
         }
+    }
+
+    /// What setting up the pool has taken so far.
+    pub(crate) fn times(&self) -> PoolTimes {
+        self.growth.lock().times
     }
 
     /// Why the pool is smaller than asked for, if it is.

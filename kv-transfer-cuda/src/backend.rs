@@ -12,7 +12,7 @@ use kv_core::{
 };
 
 use crate::CudaError;
-use crate::arena::{HostArena, grow};
+use crate::arena::{HostArena, PoolTimes, grow};
 use crate::clock::Anchor;
 use crate::config::CudaConfig;
 use crate::copy::{Common, Mover};
@@ -133,6 +133,12 @@ impl CudaBackend {
     /// Why the pool is smaller than asked for, if it is; the slots that are ready stay usable.
     pub fn wait_slots(&self, limit: Span) -> Result<u32, CudaError> {
         self.common.arena.wait_grown(limit.as_duration())
+    }
+
+    /// What setting up the pinned pool has taken so far.
+    #[must_use]
+    pub fn pool_times(&self) -> PoolTimes {
+        self.common.arena.times()
     }
 
     /// Why the pinned pool is smaller than asked for, if it is.

@@ -126,12 +126,12 @@ impl CudaConfig {
         Self {
             arena: ArenaConfig::new(slots),
             staging_out: StagingConfig {
-                slabs: 3,
+                slabs: 2,
                 slab_bytes: 8 * MIB,
                 copy_streams: 1,
             },
             staging_in: StagingConfig {
-                slabs: 3,
+                slabs: 2,
                 slab_bytes: 16 * MIB,
                 copy_streams: 1,
             },
@@ -194,14 +194,14 @@ mod tests {
     fn the_defaults_are_valid_and_within_the_staging_budget() {
         let config = CudaConfig::new(8);
         assert_eq!(config.check(), Ok(()));
-        assert_eq!(config.staging_bytes(), 72 * MIB);
+        assert_eq!(config.staging_bytes(), 48 * MIB);
     }
 
     #[test]
     fn what_can_not_work_is_refused_by_name() {
         let mut config = CudaConfig::new(8);
-        config.staging_in.slab_bytes = 40 * MIB;
-        let error = config.check().expect_err("144 MiB are too many");
+        config.staging_in.slab_bytes = 48 * MIB;
+        let error = config.check().expect_err("112 MiB are too many");
         assert!(error.to_string().contains("staging takes"), "{error}");
         let mut config = CudaConfig::new(8);
         config.arena.chunk_bytes = 4096 * MIB;

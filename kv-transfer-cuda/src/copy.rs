@@ -100,6 +100,8 @@ pub(crate) struct Mover {
     next_slab: usize,
     /// Slabs from the next one on that nothing uses.
     slabs_at_rest: usize,
+    /// Entries that were put into the streams' queues so far.
+    entries: u64,
     next_stream: usize,
     grid_max: u32,
     keep: bool,
@@ -147,7 +149,7 @@ impl Mover {
         let device = common.device().clone();
         let events = || {
             (0..slabs)
-                .map(|_| Event::new(&device))
+                .map(|_| Event::between_streams(&device))
                 .collect::<Result<Vec<_>, _>>()
         };
         let stream = || Stream::new(&device, StreamPriority::Low);
@@ -163,6 +165,7 @@ impl Mover {
             slab_bytes,
             next_slab: 0,
             slabs_at_rest: usize::try_from(slabs).unwrap_or(0),
+            entries: 0,
             next_stream: 0,
             grid_max: config.grid_max,
             keep: config.slab_caching == SlabCaching::EvictLast,
@@ -215,6 +218,20 @@ impl Mover {
             Path::Rows => self.advance_rows(flight),
         };
         advanced.map_err(device_fault)
+    }
+
+    /// Entries that were put into the streams' queues so far, the fuller one counted.
+    pub(crate) const fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    /// How many calls so many copies are.
+    fn copy_calls(&self, runs: &[Run]) -> u64 {
+        if runs.len() >= BATCH_MIN && self.device().facts().batch_copies {
+            1
+        } else {
+            runs.len() as u64
+        }
     }
 
     /// Everything queued so far is over: no slab is in use.
@@ -283,6 +300,7 @@ impl Mover {
         runs(&piece, shape.block_bytes, places, &mut stretches);
         let slab = self.next_slab;
         self.next_slab = (slab + 1) % self.filled.len();
+        self.entries += 4 + self.copy_calls(&stretches);
         let queued = if flight.alone {
             self.queue_alone(&piece, moves, slab, &stretches)
         } else {
@@ -548,6 +566,7 @@ impl Mover {
         }
         flight.queued = true;
         flight.queued_bytes += bytes;
+        self.entries += 1 + self.copy_calls(&copies);
         let queued = self.copy_runs(&self.copy_streams[0], 0, &copies);
         self.scratch = copies;
         queued

@@ -53,6 +53,14 @@ impl Event {
         )
     }
 
+    /// Makes an event for other streams only: reaching it interrupts nobody.
+    pub(crate) fn between_streams(device: &Device) -> Result<Self, DriverError> {
+        Self::with_flags(
+            device,
+            sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as c_uint,
+        )
+    }
+
     /// Makes an event that remembers when it was reached; for measurements.
     pub(crate) fn timed(device: &Device) -> Result<Self, DriverError> {
         Self::with_flags(device, sys::CUevent_flags_enum::CU_EVENT_DEFAULT as c_uint)

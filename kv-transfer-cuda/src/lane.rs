@@ -29,9 +29,17 @@ use crate::flight::Flight;
 use crate::graveyard::bury_command;
 use crate::outbox::{Number, Outbox};
 
-/// Marks that may be in the streams at the same time, so that the streams' own queues, which hold
-/// about a thousand entries, never fill up.
-pub(crate) const MARKS_MAX: usize = 32;
+/// Marks that may be in the streams at the same time.
+pub(crate) const MARKS_MAX: usize = 16;
+
+/// Entries that may be in a stream's own queue at the same time before more is put in.
+///
+/// A driver was seen to hold the calling thread when about 115 entries were queued behind a step
+/// that had not ended; with so few it never comes to that.
+const ENTRIES_MAX: u64 = 48;
+
+/// Entries that are put in before they are marked.
+const MARK_ENTRIES: u64 = 24;
 
 /// Payload that may be in the streams at the same time before more is queued, bytes. It takes
 /// more than a millisecond, many times what the lane's thread needs to wake up.
@@ -77,6 +85,8 @@ struct State {
     marks: VecDeque<Mark>,
     /// Payload that the marks stand for, bytes.
     stream_bytes: u64,
+    /// Entries that the marks stand for.
+    entries: u64,
     /// When the last mark should be over, by the measured costs.
     expected: Option<Instant>,
     /// Commands that were taken and have not left the lane.
@@ -92,6 +102,7 @@ struct Mark {
     /// The flight that is over when the event is.
     ends: Option<Flight>,
     bytes: u64,
+    entries: u64,
     expected: Option<Instant>,
 }
 
@@ -101,6 +112,7 @@ type Ended = Vec<(Number, Completion)>;
 /// What came of queueing a part of a flight.
 struct Pushed {
     bytes: u64,
+    entries: u64,
     mark: Result<Event, CopyFault>,
 }
 
@@ -124,6 +136,7 @@ impl Lane {
                 waiting: VecDeque::new(),
                 marks: VecDeque::new(),
                 stream_bytes: 0,
+                entries: 0,
                 expected: None,
                 taken: 0,
                 closing: false,
@@ -256,12 +269,14 @@ impl Lane {
             }
         };
         state.stream_bytes += pushed.bytes;
+        state.entries += pushed.entries;
         let expected = self.expect(state, pushed.bytes);
         state.expected = expected;
         let mut mark = Mark {
             event: Arc::new(event),
             ends: None,
             bytes: pushed.bytes,
+            entries: pushed.entries,
             expected,
         };
         if flight.is_queued_whole() {
@@ -376,6 +391,7 @@ impl Lane {
             return;
         };
         state.stream_bytes -= mark.bytes;
+        state.entries -= mark.entries;
         if let Some(event) = Arc::into_inner(mark.event) {
             self.common.events.put_back(event);
         }
@@ -418,6 +434,7 @@ impl State {
             && !self.waiting.is_empty()
             && self.marks.len() < MARKS_MAX
             && self.stream_bytes < STREAM_BYTES_MAX
+            && self.entries < ENTRIES_MAX
     }
 
     fn take_work(&mut self) -> Option<(Mover, Flight)> {
@@ -446,17 +463,23 @@ impl State {
 /// Queues the next parts of a flight, about so many bytes, and marks them.
 fn push(mover: &mut Mover, flight: &mut Flight, bytes: u64) -> Pushed {
     let device_fault = |error: DriverError| CopyFault::Device { code: error.code };
-    let before = flight.queued_bytes;
+    let (before, entries) = (flight.queued_bytes, mover.entries());
     let mut pushed = || {
         mover.device().bind().map_err(device_fault)?;
-        while !flight.is_queued_whole() && flight.queued_bytes - before < bytes {
+        while !flight.is_queued_whole()
+            && flight.queued_bytes - before < bytes
+            && mover.entries() - entries < MARK_ENTRIES
+        {
             mover.advance(flight)?;
         }
         mover.mark(flight).map_err(device_fault)
     };
     let mark = pushed();
+    // The mark and the wait for the fence are entries too.
+    let entries = mover.entries() - entries + 2;
     Pushed {
         bytes: flight.queued_bytes - before,
+        entries,
         mark,
     }
 }

@@ -43,6 +43,7 @@ mod open;
 mod outbox;
 mod plan;
 
+pub use arena::PoolTimes;
 pub use backend::{CudaBackend, Findings};
 pub use blocking::BlockingCudaBackend;
 pub use config::{

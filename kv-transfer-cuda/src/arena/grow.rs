@@ -1,20 +1,21 @@
 //! Fills a reserved arena with memory: touched in parallel, page-locked chunk by chunk.
 //!
 //! The first chunk is set up by the caller's thread, so that a system without page-locked memory
-//! shows at construction. The others follow on two threads of their own, one that touches and one
-//! that locks, so that the two overlap. Both hold the arena weakly: dropping it stops them.
+//! shows at construction. The others follow on a thread of their own, which holds the arena weakly:
+//! dropping it stops the growth. A chunk is not touched while another one is being locked: both
+//! take the lock on the process's memory map, and together took five times as long.
 
 use std::fs;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::thread;
 
 use core::num::NonZeroUsize;
 use core::sync::atomic::Ordering;
 
-use crossbeam_channel::{Receiver, bounded};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::HostArena;
+use crate::clock::instant;
 use crate::config::ArenaConfig;
 use crate::{CudaError, limits};
 
@@ -36,53 +37,26 @@ pub(crate) fn grow(
         end(arena, None);
         return Ok(());
     }
-    let (sender, receiver) = bounded(1);
-    let (weak, threads) = (Arc::downgrade(arena), config.touch_threads);
+    let (weak, config) = (Arc::downgrade(arena), *config);
     let chunks = 1..arena.geometry.chunks();
-    let flag = config.flag;
-    let locking = Arc::downgrade(arena);
-    spawn("kv-arena-lock", move || {
-        lock_all(&locking, &receiver, allowed, flag)
-    })?;
-    spawn("kv-arena-touch", move || {
+    let grower = thread::Builder::new().name(String::from("kv-arena"));
+    let started = grower.spawn(move || {
         for chunk in chunks {
             let Some(arena) = weak.upgrade() else { return };
-            let touched = touch(&arena, chunk, threads, &near);
-            drop(arena);
-            if sender.send((chunk, touched)).is_err() {
+            let touched = touch(&arena, chunk, config.touch_threads, &near);
+            if let Err(error) = touched.and_then(|()| lock(&arena, chunk, allowed, config.flag)) {
+                end(&arena, Some(error));
                 return;
             }
         }
-    })
-}
-
-fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> Result<(), CudaError> {
-    let started = thread::Builder::new().name(String::from(name)).spawn(f);
-    // Nobody joins these threads: they end with their work or with the arena.
+        if let Some(arena) = weak.upgrade() {
+            end(&arena, None);
+        }
+    });
+    // Nobody joins it: it ends with its work or with the arena.
     started.map(drop).map_err(|error| CudaError::Thread {
         reason: error.to_string(),
     })
-}
-
-/// A chunk that was touched, or why not.
-type Touched = (u32, Result<(), CudaError>);
-
-fn lock_all(
-    weak: &Weak<HostArena>,
-    touched: &Receiver<Touched>,
-    allowed: Option<u64>,
-    flag: &'static str,
-) {
-    while let Ok((chunk, touched)) = touched.recv() {
-        let Some(arena) = weak.upgrade() else { return };
-        if let Err(error) = touched.and_then(|()| lock(&arena, chunk, allowed, flag)) {
-            end(&arena, Some(error));
-            return;
-        }
-    }
-    if let Some(arena) = weak.upgrade() {
-        end(&arena, None);
-    }
 }
 
 fn end(arena: &HostArena, failed: Option<CudaError>) {
@@ -102,6 +76,7 @@ fn touch(
 ) -> Result<(), CudaError> {
     let start = u64::from(chunk) * arena.geometry.chunk_stride;
     let bytes = arena.geometry.chunk_bytes(chunk);
+    let begun = instant();
     let share = bytes
         .div_ceil(threads.get() as u64)
         .next_multiple_of(super::HUGE_PAGE_BYTES);
@@ -132,6 +107,7 @@ fn touch(
     if result.is_err() {
         arena.mapping.give_back(start, bytes);
     }
+    arena.growth.lock().times.touch += begun.elapsed();
     result
 }
 
@@ -145,6 +121,7 @@ fn lock(
     let start = u64::from(chunk) * arena.geometry.chunk_stride;
     let bytes = arena.geometry.chunk_bytes(chunk);
     let length = usize::try_from(bytes).expect("inside the mapping");
+    let begun = instant();
     if let Err(error) = arena.lock.lock(arena.mapping.at(start), length) {
         arena.mapping.give_back(start, bytes);
         let asked = arena.geometry.mapped_bytes();
@@ -153,6 +130,7 @@ fn lock(
     }
     let mut growth = arena.growth.lock();
     growth.locked = chunk + 1;
+    growth.times.lock += begun.elapsed();
     drop(growth);
     let before = chunk * arena.geometry.slots_per_chunk;
     // Pairs with the acquiring load in `slots_ready`: who sees a slot as ready sees its chunk

@@ -14,7 +14,8 @@ use kv_transfer_cuda::{
 
 use crate::rig::{Flag, HOLD, clock, copy_on_gpu, delay, device, hold};
 
-const QUEUE_MAX: usize = 48;
+/// The suite fills the queue with as many commands as it needs blocks.
+const QUEUE_MAX: usize = 8;
 
 /// A step on a stream of its own, so that a held one holds up nothing else.
 struct World {

@@ -229,12 +229,14 @@ fn pool_once(device: &Device, report: &mut Report, attempt: &str) -> Result<(), 
         backend.staging_bytes() / MIB,
         taken / MIB
     );
+    println!("of this: {:?}", backend.pool_times());
     println!("costs found at start: {:?}", backend.findings());
     report.row(
         "pool",
         &json!({
             "first_slots": slots_first, "first_s": first, "whole_s": whole,
             "staging_bytes": backend.staging_bytes(), "gpu_bytes_taken": taken,
+            "times": format!("{:?}", backend.pool_times()),
             "findings": format!("{:?}", backend.findings()),
         }),
     );
