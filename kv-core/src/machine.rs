@@ -226,16 +226,23 @@ impl Machine {
     /// Bytes per second in that direction, as measured; the assumed rate at first.
     #[must_use]
     pub fn rate(&self, direction: crate::Direction) -> u64 {
+        let assumed = self.config.deadlines.assumed_rate;
+        self.measured_rate(direction).unwrap_or(assumed)
+    }
+
+    /// Bytes per second in that direction; `None` until something was measured.
+    #[must_use]
+    pub fn measured_rate(&self, direction: crate::Direction) -> Option<u64> {
         let counters = match direction {
             crate::Direction::In => &self.stats.back_in,
             crate::Direction::Out => &self.stats.out,
         };
         let nanos = u128::from(counters.copy_span.as_nanos());
         if counters.done == 0 || nanos == 0 {
-            return self.config.deadlines.assumed_rate;
+            return None;
         }
         let rate = u128::from(counters.bytes) * 1_000_000_000 / nanos;
-        u64::try_from(rate).unwrap_or(u64::MAX).max(1)
+        Some(u64::try_from(rate).unwrap_or(u64::MAX).max(1))
     }
 
     fn record(&self, index: u32) -> &Record {

@@ -57,7 +57,8 @@ pub struct EngineConfig {
     pub watermark_permille: u32,
     /// A group that ran this long makes room when others wait for a place on the GPU; `None` lets
     /// everybody run to the end. A slice is never shorter than four times what the link needs to
-    /// move the group out and back.
+    /// move the group out and back. For backends that copy beside decoding only: where copies
+    /// block, slices make everybody slower.
     pub slice: Option<Span>,
     /// How often a group is moved for the sake of slices; after that it runs to the end. Lack of
     /// blocks moves it all the same.
@@ -86,7 +87,7 @@ impl Default for EngineConfig {
             max_retries: 2,
             retry_backoff: Span::from_millis(1),
             lookahead_tokens: 4,
-            watermark_permille: 0,
+            watermark_permille: 20,
             lost_permille_max: 100,
             priority_aging: Span::from_secs(10),
             slice: None,

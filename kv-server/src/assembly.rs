@@ -167,6 +167,8 @@ pub(crate) fn assemble(config: &Config, model: Model) -> Result<AppState, Assemb
     let machine = machine(config, model.memory.layout(), host)?;
     let engine_config = EngineConfig {
         max_seq_len,
+        // Slices and blocking copies don't go together, also not after a fallback.
+        slice: config.engine.slice.filter(|_| swap.mode == SwapMode::Async),
         ..config.engine
     };
     let engine = Engine::new(engine_config, machine, model.executor, backend)

@@ -235,6 +235,9 @@ fn engine(layers: &Layers) -> Result<EngineConfig, ConfigError> {
         layers.read(name, &allowed, kind::number(least..=86_400_000))
     };
     let slice_ms = millis("slice-ms", 0)?;
+    if slice_ms > 0 && mode != SwapMode::Async {
+        return Err(layers.wrong("slice-ms", "0 unless --kv-swap-mode is async"));
+    }
     Ok(EngineConfig {
         max_batch_size: layers.count("max-batch-size")?,
         max_tokens_per_step: layers.count("max-tokens-per-step")?,

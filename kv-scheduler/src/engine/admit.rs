@@ -48,24 +48,23 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             return false;
         }
         let needed = self.blocks_to_start(group);
-        // Who had to leave once comes back when the others can go on for a while.
+        // Nobody comes in whose blocks those who run are going to need in a moment: they would
+        // push each other out in turns.
         let alone = self.running.is_empty() && self.moving == 0;
-        let further = if again && !alone {
-            self.slack_tokens()
+        let (growth, watermark) = if alone {
+            (0, 0)
         } else {
-            0
-        };
-        let kept = if again {
-            self.want_of_running(further)
-        } else {
-            0
+            (
+                self.growth_of_running(self.slack_tokens()),
+                self.watermark_blocks(),
+            )
         };
         let taken = needed
             .saturating_add(self.promised_blocks())
             .saturating_add(self.want_of_coming())
-            .saturating_add(kept);
-        let kept_free = if alone { 0 } else { self.watermark_blocks() };
-        taken.saturating_add(kept_free) <= self.machine.free_blocks()
+            .saturating_add(growth)
+            .saturating_add(watermark);
+        taken <= self.machine.free_blocks()
     }
 
     /// Blocks that admission leaves alone, for the growth of those who run.

@@ -6,6 +6,10 @@
 //! their slice leave when somebody in the line needs their place. Moving costs link time but no
 //! compute, so this bounds how long anybody waits for a first or a next token.
 //!
+//! With slices a newcomer makes others leave only while all who were let in need less than
+//! [`ADMITTED_POOLS`] times the pool; beyond that it waits behind those who had to leave. So the
+//! longest pause depends on the slice and not on how many requests arrive.
+//!
 //! Running groups never leave for a newcomer of equal priority, slices apart.
 
 use kv_core::{Backend, Span, Time};
@@ -22,24 +26,36 @@ const TRANSIT_SHARE: u32 = 16;
 /// A slice is at least this many times what it takes to move the group out and back.
 const SLICE_PER_MOVE: u64 = 4;
 
+/// With slices: how many times the pool the groups that were let in may fill, on the GPU and on the
+/// host. Measured with arrivals from traces, see `docs/policies.md`.
+const ADMITTED_POOLS: u64 = 2;
+
 /// How far down the line room is made in one pass.
 const LINE_LOOK: usize = 8;
 
 /// Who goes first: the smaller turn. Urgency, kind of wait, since when, order of arrival.
 type Turn = (i64, u8, Time, u64);
 
+/// What turns depend on besides the group, the same for one look at the line.
+#[derive(Clone, Copy, Debug)]
+struct Look {
+    now: Time,
+    /// The most urgent priority that waits; nobody becomes more urgent than that by waiting.
+    floor: i32,
+    /// Blocks that newcomers may still ask for; without slices it doesn't matter.
+    room_for_newcomers: u64,
+}
+
 impl<E: Executor, B: Backend> Engine<E, B> {
     /// Who comes to the GPU next, if nobody has to be waited for.
     pub(super) fn next_in_line(&self, now: Time) -> Option<GroupIndex> {
-        let floor = self.most_urgent();
-        let next = self
-            .heads()
-            .min_by_key(|&index| self.turn(now, floor, index))?;
+        let look = self.look(now);
+        let next = self.heads().min_by_key(|&index| self.turn(look, index))?;
         let group = self.group(next);
         if self.config.slice.is_none() && !matches!(group.phase, Phase::HostResident(_)) {
             // A victim that is leaving gives its blocks up for those who run, not for newcomers
             // that are no more urgent than it.
-            let (urgency, ..) = self.turn(now, floor, next);
+            let (urgency, ..) = self.turn(look, next);
             let blocks = |&index: &GroupIndex| {
                 let leaving = self.group(index);
                 matches!(leaving.phase, Phase::OutInFlight(_))
@@ -60,40 +76,84 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             .chain(self.waiting.heads())
     }
 
-    /// The most urgent priority that waits; nobody becomes more urgent than that by waiting.
-    fn most_urgent(&self) -> i32 {
+    fn look(&self, now: Time) -> Look {
         let priorities = self.heads().map(|index| self.group(index).request.priority);
-        priorities.min().unwrap_or(0)
+        let floor = priorities.min().unwrap_or(0);
+        let room_for_newcomers = if self.config.slice.is_some() {
+            let pools = u64::from(self.usable_blocks()) * ADMITTED_POOLS;
+            pools.saturating_sub(self.admitted_blocks())
+        } else {
+            u64::MAX
+        };
+        Look {
+            now,
+            floor,
+            room_for_newcomers,
+        }
     }
 
-    fn turn(&self, now: Time, floor: i32, index: GroupIndex) -> Turn {
+    /// Blocks of everybody who was let in and isn't through: on the GPU, parked, or to be computed
+    /// again.
+    fn admitted_blocks(&self) -> u64 {
+        let gpu = self.machine.stats().gpu;
+        let here = u64::from(gpu.total - gpu.free - gpu.lost);
+        let away = self
+            .parked
+            .iter()
+            .chain(self.recompute.iter())
+            .map(|index| {
+                let group = self.group(index);
+                u64::from(match &group.phase {
+                    Phase::HostResident(lease) => self.machine.blocks(lease),
+                    _ => self.blocks_to_start(group),
+                })
+            });
+        here + away.sum::<u64>()
+    }
+
+    /// Whether a group waits for its first place on the GPU and others needn't leave for it.
+    fn stands_back(&self, look: Look, index: GroupIndex) -> bool {
         let group = self.group(index);
-        let waited = now.since(group.waits_since()).as_nanos();
+        matches!(group.phase, Phase::Waiting)
+            && u64::from(self.blocks_to_start(group)) > look.room_for_newcomers
+    }
+
+    fn turn(&self, look: Look, index: GroupIndex) -> Turn {
+        let group = self.group(index);
+        let waited = look.now.since(group.waits_since()).as_nanos();
         let steps = waited / self.config.priority_aging.as_nanos().max(1);
         let steps = i64::try_from(steps).unwrap_or(i64::MAX);
         let urgency = i64::from(group.request.priority)
             .saturating_sub(steps)
-            .max(floor.into());
+            .max(look.floor.into());
+        if self.config.slice.is_some() {
+            let rank = u8::from(self.stands_back(look, index));
+            return (urgency, rank, group.waits_since(), group.arrival);
+        }
         let (rank, order) = match group.phase {
             Phase::HostResident(_) => (0, group.parked_order),
             Phase::RecomputePending => (1, group.arrival),
             _ => (2, group.arrival),
         };
-        if self.config.slice.is_some() {
-            (urgency, 0, group.waits_since(), group.arrival)
-        } else {
-            (urgency, rank, Time::ZERO, order)
-        }
+        (urgency, rank, Time::ZERO, order)
     }
 
-    /// The next few in the line.
+    /// The next few in the line for whom others have to leave.
     fn line(&self, now: Time) -> Vec<GroupIndex> {
-        let floor = self.most_urgent();
+        let mut look = self.look(now);
         let parked = self.parked.first(LINE_LOOK);
         let again = self.recompute.first(LINE_LOOK);
         let waiting = self.waiting.first(LINE_LOOK);
         let mut line: Vec<_> = parked.chain(again).chain(waiting).collect();
-        line.sort_by_key(|&index| self.turn(now, floor, index));
+        line.sort_by_key(|&index| self.turn(look, index));
+        line.retain(|&index| {
+            let stays = !self.stands_back(look, index);
+            if stays && matches!(self.group(index).phase, Phase::Waiting) {
+                let blocks = u64::from(self.blocks_to_start(self.group(index)));
+                look.room_for_newcomers = look.room_for_newcomers.saturating_sub(blocks);
+            }
+            stays
+        });
         line.truncate(LINE_LOOK);
         line
     }

@@ -49,6 +49,32 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         blocks
     }
 
+    /// Free blocks that running groups need for `further` tokens of each choice after the rows
+    /// that are planned already. Prompts that aren't run to the end are not counted here.
+    pub(super) fn growth_of_running(&self, further: u32) -> u32 {
+        let mut blocks = 0u32;
+        for &index in self.running.values() {
+            let group = self.group(index);
+            let Phase::Running(lease) = &group.phase else {
+                continue;
+            };
+            let growth = self.machine.blocks_to_append(lease, |choice| {
+                if !group.is_active(choice) {
+                    return 0;
+                }
+                // The last token that a choice emits is never run.
+                let left = group.remaining_tokens(choice);
+                match group.target_tokens(choice) - self.machine.tokens(lease, choice) {
+                    0 => further.min(left.saturating_sub(1)),
+                    1 => further.saturating_add(1).min(left),
+                    _ => 0,
+                }
+            });
+            blocks = blocks.saturating_add(growth);
+        }
+        blocks
+    }
+
     /// Tokens that every running sequence must be able to take before somebody comes back: never
     /// fewer than what makes somebody leave, or they would push each other out in turns.
     pub(super) fn slack_tokens(&self) -> u32 {
@@ -218,11 +244,15 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         let Phase::Running(lease) = &group.phase else {
             return u64::MAX;
         };
-        let away = self.move_span(lease).min(self.compute_span(group, lease));
+        let mut away = self.move_span(lease);
+        if self.link_is_measured() {
+            away = away.min(self.compute_span(group, lease));
+        }
         away.as_nanos().saturating_mul(1 + u64::from(group.swaps))
     }
 
-    /// Link time of a group: out what isn't on the host yet, later everything back in.
+    /// Link time of a group: out what isn't on the host yet, later everything back in. At the
+    /// rates that were measured, or at the assumed one at first.
     pub(super) fn move_span(&self, lease: &Lease<OnGpu>) -> Span {
         let block_bytes = self.machine.config().block_bytes;
         let span = |blocks: u32, direction| {
@@ -232,6 +262,13 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         };
         span(self.machine.dirty_blocks(lease), Direction::Out)
             + span(self.machine.blocks(lease), Direction::In)
+    }
+
+    /// Whether the link was measured both ways. Before that, moving is not compared with
+    /// computing: a guess that is too low would never be put right.
+    fn link_is_measured(&self) -> bool {
+        let measured = |direction| self.machine.measured_rate(direction).is_some();
+        measured(Direction::In) && measured(Direction::Out)
     }
 
     /// Time to compute a group's KV again, at the measured rate; the longest span while nothing
@@ -251,7 +288,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         let Phase::Running(lease) = &group.phase else {
             return false;
         };
-        let by_cost = self.config.victim == VictimPolicy::Cost;
+        let by_cost = self.config.victim == VictimPolicy::Cost && self.link_is_measured();
         by_cost && self.compute_span(group, lease).saturating_mul(2) < self.move_span(lease)
     }
 

@@ -49,8 +49,8 @@ settings! {
     "victim" "newest|oldest|cost" "newest" "Who leaves when blocks are short";
     "lookahead-tokens" "N" "" "Move victims when fewer free tokens per sequence are left [default: 4 with async, else 0]";
     "resume-slack-tokens" "N" "16" "Resume a parked group when everybody could take that many tokens";
-    "watermark-permille" "N" "0" "Thousandths of the pool that admission leaves free for growth";
-    "slice-ms" "N" "0" "Groups that ran this long make room for those who wait; 0 is run to the end";
+    "watermark-permille" "N" "20" "Thousandths of the pool that admission leaves free for growth";
+    "slice-ms" "N" "0" "Groups that ran this long make room for those who wait; 0 is run to the end [async only]";
     "max-swaps" "N" "1000" "How often a group is moved for the sake of slices";
     "priority-aging-ms" "N" "10000" "Waiting this long makes a request one priority more urgent";
     "shutdown-grace" "TIME" "30s" "How long running requests may go on after SIGTERM or Ctrl-C";
