@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_mins(30);
 const CLIENT_LIMIT: Duration = Duration::from_mins(5);
 
 /// Worlds of the simulation step.
-const WORLDS: u64 = 2_000;
+const WORLDS: u64 = 20_000;
 
 type Step = (&'static str, fn() -> Result<()>);
 

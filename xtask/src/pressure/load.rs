@@ -77,8 +77,9 @@ impl Load {
     /// The same for the same arguments.
     pub(super) fn new(count: u32, seed: u64, bytes_are_tokens: bool) -> Self {
         let mut random = Random(seed);
+        let scale = if bytes_are_tokens { ORACLE } else { MODEL };
         let requests = (0..count)
-            .map(|index| request(index, &mut random))
+            .map(|index| request(index, &mut random, scale))
             .collect();
         Self {
             requests,
@@ -135,21 +136,44 @@ impl Load {
     }
 }
 
-fn request(index: u32, random: &mut Random) -> Request {
-    // Most prompts are short, some are long; answers are long enough to outgrow the pool.
-    let long = index % 4 == 3;
-    let words = if long {
-        random.between(80, 160)
+/// Lengths of prompts and answers.
+#[derive(Clone, Copy)]
+struct Scale {
+    short_words: [u32; 2],
+    long_words: [u32; 2],
+    max_tokens: [u32; 2],
+}
+
+/// Answers are long enough to outgrow the pool after everybody was admitted.
+const MODEL: Scale = Scale {
+    short_words: [8, 40],
+    long_words: [80, 160],
+    max_tokens: [48, 160],
+};
+
+/// The oracle takes each byte of a prompt for a token, and answers as fast as it is asked.
+const ORACLE: Scale = Scale {
+    short_words: [2, 10],
+    long_words: [20, 40],
+    max_tokens: [96, 320],
+};
+
+fn request(index: u32, random: &mut Random, scale: Scale) -> Request {
+    // Most prompts are short, some are long.
+    let [least, most] = if index % 4 == 3 {
+        scale.long_words
     } else {
-        random.between(8, 40)
+        scale.short_words
     };
+    let words = random.between(least, most);
     let mut content = format!("Story {index}. Continue it in your own words:");
     for _ in 0..words {
         let word = random.between(0, u32::try_from(WORDS.len()).unwrap_or(1) - 1);
         content.push(' ');
         content.push_str(WORDS[word as usize]);
     }
-    let max_tokens = random.between(48, 160);
+    let [least, most] = scale.max_tokens;
+    let max_tokens = random.between(least, most);
     Request {
         content,
         max_tokens,
