@@ -141,7 +141,7 @@ struct Growth {
     times: PoolTimes,
 }
 
-/// What setting up the pinned pool has taken so far.
+/// What setting up the pinned pool has taken so far. The two overlap but for the first chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolTimes {
     /// Touching memory, with all threads together.

@@ -1,17 +1,17 @@
 //! Fills a reserved arena with memory: touched in parallel, page-locked chunk by chunk.
 //!
 //! The first chunk is set up by the caller's thread, so that a system without page-locked memory
-//! shows at construction. The others follow on a thread of their own, which holds the arena weakly:
-//! dropping it stops the growth. A chunk is not touched while another one is being locked: both
-//! take the lock on the process's memory map, and together took five times as long.
+//! shows at construction. The others follow on two threads of their own, one that touches and one
+//! that locks, so that the two overlap. Both hold the arena weakly: dropping it stops them.
 
 use std::fs;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::thread;
 
 use core::num::NonZeroUsize;
 use core::sync::atomic::Ordering;
 
+use crossbeam_channel::{Receiver, bounded};
 use rustix::thread::{CpuSet, sched_setaffinity};
 
 use super::HostArena;
@@ -37,26 +37,53 @@ pub(crate) fn grow(
         end(arena, None);
         return Ok(());
     }
-    let (weak, config) = (Arc::downgrade(arena), *config);
+    let (sender, receiver) = bounded(1);
+    let (weak, threads) = (Arc::downgrade(arena), config.touch_threads);
     let chunks = 1..arena.geometry.chunks();
-    let grower = thread::Builder::new().name(String::from("kv-arena"));
-    let started = grower.spawn(move || {
+    let flag = config.flag;
+    let locking = Arc::downgrade(arena);
+    spawn("kv-arena-lock", move || {
+        lock_all(&locking, &receiver, allowed, flag)
+    })?;
+    spawn("kv-arena-touch", move || {
         for chunk in chunks {
             let Some(arena) = weak.upgrade() else { return };
-            let touched = touch(&arena, chunk, config.touch_threads, &near);
-            if let Err(error) = touched.and_then(|()| lock(&arena, chunk, allowed, config.flag)) {
-                end(&arena, Some(error));
+            let touched = touch(&arena, chunk, threads, &near);
+            drop(arena);
+            if sender.send((chunk, touched)).is_err() {
                 return;
             }
         }
-        if let Some(arena) = weak.upgrade() {
-            end(&arena, None);
-        }
-    });
-    // Nobody joins it: it ends with its work or with the arena.
+    })
+}
+
+fn spawn(name: &str, f: impl FnOnce() + Send + 'static) -> Result<(), CudaError> {
+    let started = thread::Builder::new().name(String::from(name)).spawn(f);
+    // Nobody joins these threads: they end with their work or with the arena.
     started.map(drop).map_err(|error| CudaError::Thread {
         reason: error.to_string(),
     })
+}
+
+/// A chunk that was touched, or why not.
+type Touched = (u32, Result<(), CudaError>);
+
+fn lock_all(
+    weak: &Weak<HostArena>,
+    touched: &Receiver<Touched>,
+    allowed: Option<u64>,
+    flag: &'static str,
+) {
+    while let Ok((chunk, touched)) = touched.recv() {
+        let Some(arena) = weak.upgrade() else { return };
+        if let Err(error) = touched.and_then(|()| lock(&arena, chunk, allowed, flag)) {
+            end(&arena, Some(error));
+            return;
+        }
+    }
+    if let Some(arena) = weak.upgrade() {
+        end(&arena, None);
+    }
 }
 
 fn end(arena: &HostArena, failed: Option<CudaError>) {
