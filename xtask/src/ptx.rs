@@ -17,8 +17,9 @@ use crate::{process, python, repo};
 const LIMIT: Duration = Duration::from_mins(5);
 
 const CRATE: &str = "kv-transfer-cuda";
-const SOURCE: &str = "kernels/copy.cu";
-const TEXT: &str = "kernels/copy.ptx";
+
+/// The kernels of the crate, and those of its tests. Each text lies beside its source.
+const SOURCES: &[&str] = &["kernels/copy.cu", "tests/gpu/kernels.cu"];
 
 /// The compiler and what it needs.
 const PACKAGES: &[&str] = &[
@@ -42,22 +43,31 @@ const VERSIONS: [&str; 2] = [".version 9.0", ".version 7.7"];
 ///
 /// If the compiler can't be brought, or refuses the source.
 pub(crate) fn run() -> Result<()> {
-    let folder = repo::root().join(CRATE);
-    let source = fs::read(folder.join(SOURCE)).context(SOURCE)?;
-    let compiled = compile(&nvcc()?, &folder.join(SOURCE))?;
+    let nvcc = nvcc()?;
+    for source in SOURCES {
+        make(&nvcc, source).with_context(|| format!("{CRATE}/{source}"))?;
+    }
+    Ok(())
+}
+
+/// Makes one text beside its source.
+fn make(nvcc: &Path, name: &str) -> Result<()> {
+    let source = repo::root().join(CRATE).join(name);
+    let hash = xxh3_64(&fs::read(&source)?);
+    let compiled = compile(nvcc, &source)?;
     let [written, wanted] = VERSIONS;
     ensure!(
         compiled.matches(written).count() == 1,
         "the compiler's output does not say `{written}` once"
     );
     let text = format!(
-        "// Made by `cargo xtask ptx`; not to be edited.\n// source={SOURCE} xxh3={:016x}\n//\n{}",
-        xxh3_64(&source),
+        "// Made by `cargo xtask ptx`; not to be edited.\n// source={name} xxh3={hash:016x}\n//\n{}",
         compiled.replace(written, wanted)
     );
-    let path = folder.join(TEXT);
+    let path = source.with_extension("ptx");
     let same = fs::read_to_string(&path).is_ok_and(|before| before == text);
     fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
+    assemble(nvcc, &path)?;
     println!(
         "ptx: {} {}",
         path.display(),
@@ -68,6 +78,16 @@ pub(crate) fn run() -> Result<()> {
         }
     );
     Ok(())
+}
+
+/// Shows that the text needs nothing newer than the version it names, by making code of it.
+fn assemble(nvcc: &Path, text: &Path) -> Result<()> {
+    let mut command = Command::new(nvcc.with_file_name("ptxas"));
+    command
+        .args(["--gpu-name", "sm_80", "-o"])
+        .arg(repo::target().join("nvcc").join("checked.cubin"))
+        .arg(text);
+    process::run(&mut command, LIMIT)
 }
 
 fn nvcc() -> Result<PathBuf> {
@@ -85,7 +105,7 @@ fn nvcc() -> Result<PathBuf> {
 }
 
 fn compile(nvcc: &Path, source: &Path) -> Result<String> {
-    let output = repo::target().join("nvcc").join("copy.ptx");
+    let output = repo::target().join("nvcc").join("made.ptx");
     let mut command = Command::new(nvcc);
     command
         .args(["-ptx", ARCHITECTURE, "-o"])
