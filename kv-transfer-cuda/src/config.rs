@@ -116,6 +116,8 @@ pub struct CudaConfig {
     pub digest_threads: NonZeroUsize,
     /// Thread blocks of a gather or scatter kernel at most.
     pub grid_max: u32,
+    /// Priority of the gather and scatter kernels.
+    pub pack_priority: StreamPriority,
 }
 
 impl CudaConfig {
@@ -141,6 +143,7 @@ impl CudaConfig {
             queue_max: 1024,
             digest_threads: NonZeroUsize::new((cores / 4).clamp(1, 4)).unwrap_or(NonZeroUsize::MIN),
             grid_max: 64,
+            pack_priority: StreamPriority::Low,
         }
     }
 

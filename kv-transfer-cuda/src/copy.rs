@@ -155,7 +155,7 @@ impl Mover {
         let stream = || Stream::new(&device, StreamPriority::Low);
         let mut mover = Self {
             direction,
-            kernel_stream: stream()?,
+            kernel_stream: Stream::new(&device, config.pack_priority)?,
             copy_streams: (0..copy_streams)
                 .map(|_| stream())
                 .collect::<Result<_, _>>()?,

@@ -96,13 +96,18 @@ mod tests {
     use super::{Kernel, PTX};
 
     #[test]
-    fn the_text_was_made_from_the_source_beside_it() {
-        let source = include_str!("../kernels/copy.cu");
+    fn the_texts_were_made_from_the_sources_beside_them() {
+        let tests = include_str!("../tests/gpu/kernels.ptx");
+        made_from(tests, include_str!("../tests/gpu/kernels.cu"));
+        let text = PTX.to_str().expect("PTX is ASCII");
+        made_from(text, include_str!("../kernels/copy.cu"));
+    }
+
+    fn made_from(text: &str, source: &str) {
         let hash = format!(
             "xxh3={:016x}",
             xxhash_rust::xxh3::xxh3_64(source.as_bytes())
         );
-        let text = PTX.to_str().expect("PTX is ASCII");
         let head: String = text.lines().take(4).collect();
         assert!(
             head.contains(&hash),

@@ -314,6 +314,37 @@ pub(crate) fn decode(device: &Device, report: &mut Report) -> Result<(), Failure
     Ok(())
 }
 
+/// What the priority of the packing kernels does to short and to long products.
+pub(crate) fn priority(device: &Device, report: &mut Report) -> Result<(), Failure> {
+    let products = Products::new(device, 4_096)?;
+    let _warm = rate(device, Direction::Out, Slots::InARow, |_| {})?;
+    println!("\npriority of packing: time / alone (GB/s)");
+    for (rows, count) in [(64, 1_024), (4_096, 32)] {
+        let work = (rows, count, alone(&products, rows, count)?);
+        for (name, directions, _) in WAYS {
+            for priority in [StreamPriority::Low, StreamPriority::High] {
+                let set = move |config: &mut CudaConfig| config.pack_priority = priority;
+                let swaps = Swaps::start(device, directions, set);
+                let moved = Arc::clone(&swaps.bytes);
+                let ours = beside(&products, work, || moved.load(Ordering::Relaxed))?;
+                drop(swaps);
+                println!(
+                    "{rows:>5} {name:<4} {priority:?}: x{:.3} ({:.1})",
+                    ours.slowdown, ours.rate
+                );
+                report.row(
+                    "priority",
+                    &json!({
+                        "rows": rows, "direction": name, "priority": format!("{priority:?}"),
+                        "slowdown": ours.slowdown, "rate": ours.rate,
+                    }),
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 /// Caching, MiB per slab, slabs, copy streams, grid.
 type Setting = (SlabCaching, u64, u32, u32, u32);
 

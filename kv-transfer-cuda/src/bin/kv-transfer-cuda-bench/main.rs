@@ -1,8 +1,8 @@
 //! Measures the CUDA backend against the link of the machine it runs on.
 //!
 //! `kv-transfer-cuda-bench [--json FILE] [--only SECTION,…] [--commit TEXT]`; sections are
-//! `line`, `grid`, `small`, `submit`, `wake`, `pool`, `peer`, `decode` and `tune`, all but the
-//! last by default. Every ratio is to a contiguous copy measured in the same run.
+//! `line`, `grid`, `small`, `submit`, `wake`, `pool`, `peer`, `decode`, `priority` and `tune`, all
+//! but the last two by default. Every ratio is to a contiguous copy measured in the same run.
 
 #![expect(
     clippy::print_stdout,
@@ -73,6 +73,7 @@ fn main() -> Result<(), Failure> {
             "pool" => small::pool(&device, &mut report)?,
             "peer" => grid::peer(&device, &mut report)?,
             "decode" => decode::decode(&device, &mut report)?,
+            "priority" => decode::priority(&device, &mut report)?,
             "tune" => decode::tune(&device, &line, &mut report)?,
             other => return Err(format!("no section {other}").into()),
         }
