@@ -4,7 +4,7 @@ use core::num::NonZeroUsize;
 use core::task::Waker;
 use core::{fmt, mem};
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 
 use kv_core::{
     Backend, Closed, Command, Completion, CopyFault, Digest, DigestWork, Direction, Refused,
@@ -20,7 +20,7 @@ use crate::cost::{Costs, Path};
 use crate::digest::DigestPool;
 use crate::fences::StepFences;
 use crate::flight::Flight;
-use crate::graveyard::bury_backend;
+use crate::graveyard::{BeingFreed, bury_backend};
 use crate::lane::Lane;
 use crate::memory::GpuMemory;
 use crate::outbox::Outbox;
@@ -29,13 +29,15 @@ use crate::outbox::Outbox;
 ///
 /// Made by [`CudaBackend::new`], which takes the first chunk of the pinned pool; the rest follows
 /// in the background, see [`Backend::slots_ready`]. Dropping it waits for nothing: what is under
-/// way then is given up as [`Backend::close`] with a limit of zero does.
+/// way then is given up as [`Backend::close`] with a limit of zero does, and everything else is
+/// given back on a thread of its own, see [`being_freed`](crate::being_freed).
 pub struct CudaBackend {
     common: Arc<Common>,
     out: Arc<Lane>,
     back_in: Arc<Lane>,
     outbox: Arc<Outbox>,
     digests: Arc<DigestPool>,
+    threads: Vec<JoinHandle<()>>,
     config: CudaConfig,
 }
 
@@ -86,10 +88,13 @@ impl CudaBackend {
         let digests = Arc::new(DigestPool::new(config.digest_threads));
         let lane = |mover| Lane::new(mover, Arc::clone(&outbox), Arc::clone(&digests), config);
         let (out, back_in) = (lane(out), lane(back_in));
-        out.start("kv-copy-out")?;
-        if let Err(error) = back_in.start("kv-copy-in") {
-            out.close();
-            return Err(error);
+        let mut threads = vec![out.start("kv-copy-out")?];
+        match back_in.start("kv-copy-in") {
+            Ok(thread) => threads.push(thread),
+            Err(error) => {
+                out.close();
+                return Err(error);
+            }
         }
         Ok(Self {
             common,
@@ -97,6 +102,7 @@ impl CudaBackend {
             back_in,
             outbox,
             digests,
+            threads,
             config: *config,
         })
     }
@@ -318,16 +324,27 @@ impl Backend for CudaBackend {
 
 impl Drop for CudaBackend {
     fn drop(&mut self) {
-        self.close(Span::ZERO);
-        // Giving back page-locked memory takes a while, and whoever drops must not wait.
+        let closed = self.close(Span::ZERO);
+        // Giving back memory takes a while, and whoever drops must not wait.
         let owned = (
             Arc::clone(&self.common),
             Arc::clone(&self.out),
             Arc::clone(&self.back_in),
         );
+        let threads = mem::take(&mut self.threads);
+        let counted = BeingFreed::new();
         let freed = thread::Builder::new()
             .name(String::from("kv-free"))
-            .spawn(move || drop(owned));
+            .spawn(move || {
+                // With something unconfirmed the threads may sleep for ever; what they own is kept.
+                if closed.unconfirmed == 0 {
+                    for thread in threads {
+                        drop(thread.join());
+                    }
+                }
+                drop(owned);
+                drop(counted);
+            });
         // Without a thread it is freed here, late rather than never.
         drop(freed);
     }

@@ -5,6 +5,8 @@
 
 use core::any::Any;
 
+use core::sync::atomic::{AtomicUsize, Ordering};
+
 use parking_lot::Mutex;
 
 /// What lies in the graveyard of this process.
@@ -31,6 +33,34 @@ static GRAVEYARD: Mutex<Graveyard> = Mutex::new(Graveyard {
     },
     kept: Vec::new(),
 });
+
+/// Backends that were dropped and are still giving back what they own.
+static BEING_FREED: AtomicUsize = AtomicUsize::new(0);
+
+/// How many dropped backends are still giving back what they own, on threads of their own.
+///
+/// The driver may wait until the GPU is idle for that, and hold up other calls as long.
+#[must_use]
+pub fn being_freed() -> usize {
+    BEING_FREED.load(Ordering::Acquire)
+}
+
+/// Counts one backend as being freed as long as it lives.
+#[derive(Debug)]
+pub(crate) struct BeingFreed(());
+
+impl BeingFreed {
+    pub(crate) fn new() -> Self {
+        BEING_FREED.fetch_add(1, Ordering::AcqRel);
+        Self(())
+    }
+}
+
+impl Drop for BeingFreed {
+    fn drop(&mut self) {
+        BEING_FREED.fetch_sub(1, Ordering::AcqRel);
+    }
+}
 
 /// What lies in the graveyard of this process. It never goes down.
 #[must_use]

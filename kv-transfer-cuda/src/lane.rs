@@ -11,7 +11,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::thread;
+use std::thread::{self, JoinHandle};
 use std::time::Instant;
 
 use kv_core::{Completion, CopyFault, DigestWork, SubmitRefusal};
@@ -146,14 +146,14 @@ impl Lane {
         })
     }
 
-    /// Starts the lane's thread. It ends after [`close`](Self::close), when nothing runs any more.
-    pub(crate) fn start(self: &Arc<Self>, name: &str) -> Result<(), CudaError> {
+    /// Starts the lane's thread. It ends after [`close`](Self::close), when nothing runs any more;
+    /// if the device never answers it sleeps for ever, with what it owns.
+    pub(crate) fn start(self: &Arc<Self>, name: &str) -> Result<JoinHandle<()>, CudaError> {
         let lane = Arc::clone(self);
         let thread = thread::Builder::new()
             .name(String::from(name))
             .spawn(move || lane.run());
-        // Nobody joins it: if the device never answers it sleeps for ever, with what it owns.
-        thread.map(drop).map_err(|error| CudaError::Thread {
+        thread.map_err(|error| CudaError::Thread {
             reason: error.to_string(),
         })
     }

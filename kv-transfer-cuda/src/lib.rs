@@ -54,6 +54,6 @@ pub use device::{Device, DeviceFacts, LoadedKernel, Stream};
 pub use error::{CudaError, DriverError, MemoryLimit};
 pub use event::{Event, Progress};
 pub use fences::StepFences;
-pub use graveyard::{Buried, buried};
+pub use graveyard::{Buried, being_freed, buried};
 pub use memory::{DeviceBytes, GpuMemory};
 pub use open::{Fallback, Opened, open};

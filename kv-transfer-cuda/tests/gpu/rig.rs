@@ -22,7 +22,7 @@ use kv_core::{
 };
 use kv_transfer_cuda::{
     CudaBackend, CudaConfig, Device, DeviceBytes, GpuMemory, LoadedKernel, StepFences, Stream,
-    StreamPriority,
+    StreamPriority, being_freed,
 };
 use parking_lot::{Condvar, Mutex};
 
@@ -120,7 +120,15 @@ impl Drop for Flag {
 }
 
 /// Holds the stream until the flag is raised, at most `limit`.
+///
+/// First waits until no dropped backend is giving memory back any more: the driver may wait until
+/// the GPU is idle for that, and hold up everybody else.
 pub(crate) fn hold(stream: &Stream, flag: &Flag, limit: Duration) {
+    let until = clock() + LIMIT;
+    while being_freed() > 0 {
+        assert!(clock() < until, "a backend is never given back");
+        std::thread::yield_now();
+    }
     let mut address = flag.0.as_ptr();
     let mut nanos = u64::try_from(limit.as_nanos()).expect("short");
     let mut params = [(&raw mut address).cast(), (&raw mut nanos).cast()];
