@@ -28,8 +28,8 @@ pub struct SamplingParams {
     pub top_p: f32,
     /// Only tokens at least this share of the most probable one's probability. In 0..=1.
     pub min_p: f32,
-    /// Divides positive and multiplies negative logits of tokens seen in prompt or output. Above
-    /// 0; 1 is off.
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or output. In
+    /// 0.01..=100; 1 is off.
     pub repetition_penalty: f32,
     /// Subtracted from the logits of tokens seen in the output. In -2..=2.
     pub presence_penalty: f32,
@@ -114,13 +114,13 @@ impl SamplingParams {
             "above 0 and at most 1",
         )?;
         check("min_p", min_p, within(min_p, 0.0, 1.0), "between 0 and 1")?;
+        // A logit divided by something tiny would be infinite, and no token could be drawn.
         let repetition = self.repetition_penalty;
-        let finite = repetition > 0.0 && repetition.is_finite();
         check(
             "repetition_penalty",
             repetition,
-            finite,
-            "above 0 and finite",
+            within(repetition, 0.01, 100.0),
+            "between 0.01 and 100",
         )?;
         let presence = self.presence_penalty;
         check(

@@ -446,7 +446,7 @@ mod tests {
             top_p is 0, must be above 0 and at most 1
             top_k is -2, must be a whole number from 0 to 4294967295
             min_p is 2, must be between 0 and 1
-            repetition_penalty is 0, must be above 0 and finite
+            repetition_penalty is 0, must be between 0.01 and 100
             presence_penalty is 3, must be between -2 and 2
             frequency_penalty is -3, must be between -2 and 2
             logit_bias is {"x": 1}, must be a map from tokens below 1000 to numbers between -100 and 100

@@ -14,7 +14,7 @@ use crate::engine_thread::TokenReport;
 use crate::error::ApiError;
 use crate::generation::{Generation, Plan, PlannedPrompt};
 use crate::plan;
-use crate::state::AppState;
+use crate::state::{AppState, Sizes};
 
 /// Tokens of an answer if the client doesn't say.
 const MAX_TOKENS: u32 = 16;
@@ -70,6 +70,7 @@ fn read(state: &AppState, fields: &Fields) -> Result<Call, ApiError> {
         echo,
         logprobs,
     } = Completion::read(fields, &state.limits)?;
+    check_count(prompts.len(), &state.sizes)?;
     let mut texts = Vec::new();
     let mut planned = Vec::new();
     for prompt in prompts {
@@ -103,6 +104,20 @@ fn read(state: &AppState, fields: &Fields) -> Result<Call, ApiError> {
         delivery,
         echo,
     })
+}
+
+/// Refuses more prompts than may wait: they come at once, so that even an idle server could only
+/// ever say that its queue is full, and to come back would not help.
+fn check_count(prompts: usize, sizes: &Sizes) -> Result<(), ApiError> {
+    match sizes.max_waiting {
+        0 => Ok(()),
+        max if prompts <= max as usize => Ok(()),
+        max => {
+            let given = format!("a list of {prompts}");
+            let allowed = format!("at most {max}, since no more requests may wait here");
+            Err(ApiError::value("prompt", &given, &allowed))
+        }
+    }
 }
 
 /// The answer as one object.

@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
+use axum::http::Uri;
 use axum::response::Response;
 use serde_json::{Value, json};
 
@@ -17,8 +19,11 @@ pub(super) async fn list(State(state): State<Arc<AppState>>) -> Response {
 /// That one by its name.
 pub(super) async fn one(
     State(state): State<Arc<AppState>>,
-    Path(name): Path<String>,
+    uri: Uri,
+    name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, ApiError> {
+    // A name that is not UTF-8 names nothing.
+    let Path(name) = name.map_err(|_| ApiError::no_such_path(uri.path()))?;
     if name == state.limits.model {
         Ok(super::json_answer(card(&state).to_string()))
     } else {

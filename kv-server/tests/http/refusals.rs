@@ -50,6 +50,13 @@ fn bad_requests() -> Vec<Request<Full<Bytes>>> {
             json,
             b"{\"prompt\": \"a\", \"temperature\": -1, \"stream\": true}",
         ),
+        // The logits would be infinite.
+        request(
+            "POST",
+            TEXT,
+            json,
+            b"{\"prompt\": \"a\", \"repetition_penalty\": 1e-40}",
+        ),
         request("POST", TEXT, json, b"{}"),
         request("POST", TEXT, json, long.as_bytes()),
         request(
@@ -72,6 +79,7 @@ fn bad_requests() -> Vec<Request<Full<Bytes>>> {
         ),
         request("POST", "/v1/chat/completions", json, b"{\"messages\": []}"),
         request("GET", "/v1/models/gpt-4", json, b""),
+        request("GET", "/v1/models/%ff", json, b""),
     ]
 }
 
@@ -102,13 +110,15 @@ async fn everything_refused_has_an_openai_body() {
         400 invalid_request_error [n]: the JSON body has the key "n" twice, at line 1 column 27
         400 invalid_request_error: the request body is not valid JSON: expected value at line 1 column 32
         400 invalid_request_error [temperature]: temperature is -1, must be between 0 and 2
+        400 invalid_request_error [repetition_penalty]: repetition_penalty is 0.0000000000000000000000000000000000000001, must be between 0.01 and 100
         400 invalid_request_error [prompt]: prompt is missing, must be a string, a list of tokens below 2305, or a list of 1 to 2048 of these, none of them empty
         413 request_too_large: the request body is longer than 2048 bytes
         404 model_not_found [model]: the model "gpt-4" is not served here, only "oracle"
         400 context_length_exceeded [max_tokens]: 1 prompt tokens and 100 new ones are more than 100 per sequence
         400 kv_capacity_exceeded [max_tokens]: the request needs 6 KV blocks, the pool has 5
         400 invalid_request_error [messages]: messages is [], must be a list of at least one message with a role and a content
-        404 model_not_found [model]: the model "gpt-4" is not served here, only "oracle""#]].assert_eq(&said.join("\n"));
+        404 model_not_found [model]: the model "gpt-4" is not served here, only "oracle"
+        404 not_found: there is no /v1/models/%ff"#]].assert_eq(&said.join("\n"));
     server.end().await;
 }
 
@@ -186,6 +196,22 @@ async fn a_full_queue_says_when_to_come_back() {
         refused <= 2,
         "{refused} of 4 refused, although two may wait"
     );
+    server.end().await;
+}
+
+/// To come back later would not help: the queue never holds so many.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_prompts_than_may_wait_are_refused_for_good() {
+    let server = Fixture::start(&["--max-waiting-requests", "2"]).await;
+    let call = |prompts: &[&str]| json!({ "prompt": prompts, "max_tokens": 1 });
+    let answer = server.client.json(TEXT, &call(&["a", "b", "c"])).await;
+    assert_eq!(
+        answer.refusal(),
+        "400 invalid_request_error [prompt]: \
+         prompt is a list of 3, must be at most 2, since no more requests may wait here"
+    );
+    let answer = server.client.json(TEXT, &call(&["a", "b"])).await;
+    assert_eq!(answer.status, 200);
     server.end().await;
 }
 
