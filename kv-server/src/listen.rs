@@ -10,7 +10,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::{TcpListener, TcpSocket, TcpStream, lookup_host};
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 /// Connections that may wait to be taken; the system may allow fewer. A short queue would make
 /// clients of a sudden crowd wait a second until their system tries again.
@@ -18,6 +18,14 @@ const BACKLOG: u32 = 16_384;
 
 /// How long a connection may take to send the head of a request, or stay open without one.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
+
+/// Connections are taken until none came for that long after the end was decided: who had
+/// connected before gets an answer, if only that it is too late. A connection that is closed
+/// before its request was read looks like a crash to its client.
+const QUIET: Duration = Duration::from_millis(50);
+
+/// Connections are taken at most that long after the end was decided.
+const LATE_LIMIT: Duration = Duration::from_millis(500);
 
 /// How long no connection is taken after the system refused one, for lack of files or memory.
 const REFUSED_WAIT: Duration = Duration::from_millis(100);
@@ -49,7 +57,7 @@ fn listen_on(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(BACKLOG)
 }
 
-/// Serves until `end`, then until every connection has its answer.
+/// Serves until `end`, takes who is late, then waits until every connection has its answer.
 pub(crate) async fn serve(listener: TcpListener, app: Router, end: impl Future<Output = ()>) {
     let connections = GracefulShutdown::new();
     tokio::pin!(end);
@@ -66,8 +74,21 @@ pub(crate) async fn serve(listener: TcpListener, app: Router, end: impl Future<O
             }
         }
     }
+    if timeout(LATE_LIMIT, take_late(&listener, &app, &connections))
+        .await
+        .is_err()
+    {
+        tracing::debug!("connections came until the end");
+    }
     drop(listener);
     connections.shutdown().await;
+}
+
+/// Takes connections until none came for a while, or the system refuses one.
+async fn take_late(listener: &TcpListener, app: &Router, connections: &GracefulShutdown) {
+    while let Ok(Ok((stream, _))) = timeout(QUIET, listener.accept()).await {
+        connect(stream, app.clone(), connections);
+    }
 }
 
 fn connect(stream: TcpStream, app: Router, connections: &GracefulShutdown) {
@@ -86,4 +107,39 @@ fn connect(stream: TcpStream, app: Router, connections: &GracefulShutdown) {
             tracing::debug!(%error, "a connection ended early");
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::ready;
+    use std::io::{Read, Write};
+    use std::net::TcpStream;
+
+    use axum::routing::get;
+
+    use super::*;
+
+    /// Virtual time passes only when there is nothing to do, so that no machine is too slow.
+    #[tokio::test(start_paused = true)]
+    async fn who_connected_before_the_end_is_answered() {
+        let listener = listen("127.0.0.1", 0).await.unwrap();
+        let mut clients: Vec<_> = (0..20)
+            .map(|_| {
+                // The system takes connection and request before the server knows of them.
+                let mut client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+                client
+                    .write_all(b"GET / HTTP/1.1\r\nhost: test\r\n\r\n")
+                    .unwrap();
+                client
+            })
+            .collect();
+        let app = Router::new().route("/", get(|| async { "late" }));
+        serve(listener, app, ready(())).await;
+        for client in &mut clients {
+            let mut answer = String::new();
+            client.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
+            assert!(answer.ends_with("\r\n\r\nlate"), "{answer}");
+        }
+    }
 }
