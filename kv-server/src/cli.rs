@@ -133,7 +133,11 @@ fn fail(error: &dyn Error, code: u8) -> ExitCode {
     let mut text = format!("kv-server: {error}");
     let mut cause = error.source();
     while let Some(error) = cause {
-        text = format!("{text}: {error}");
+        let said = error.to_string();
+        // Some errors say their cause themselves.
+        if !text.ends_with(&said) {
+            text = format!("{text}: {said}");
+        }
         cause = error.source();
     }
     say(&mut io::stderr(), &text);
