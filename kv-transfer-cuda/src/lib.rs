@@ -9,6 +9,25 @@
 //! The driver is opened at run time: this crate builds and its programs start on machines without
 //! CUDA, where [`Device::open`] answers [`CudaError::NoDriver`].
 //!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use kv_core::Layout;
+//! use kv_transfer_cuda::{CudaBackend, CudaConfig, Device, GpuMemory, StepFences};
+//!
+//! let device = Device::open(0)?;
+//! let layout = Layout::stacked(32, 4_096, 16, 8, 128, 2)?;
+//! let memory = Arc::new(GpuMemory::allocate(&device, layout)?);
+//! let fences = Arc::new(StepFences::new(&device)?);
+//! // An executor shares both, and ends each step with `fences.record(&stream)`.
+//! let backend = CudaBackend::new(memory, fences, &CudaConfig::new(1_024))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! A process that swaps should be started with `CUDA_DEVICE_MAX_CONNECTIONS=32`: with the driver's
+//! default of 8, streams of copies and of computing may share a hardware queue and wait for each
+//! other.
+//!
 //! # Who owns what
 //!
 //! * An executor and a backend share a [`GpuMemory`] (the pool of blocks) and [`StepFences`] (the
