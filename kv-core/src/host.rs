@@ -7,6 +7,7 @@
 
 mod backend;
 pub(crate) mod copy;
+mod damage;
 mod link;
 mod memory;
 #[cfg(feature = "testing")]
@@ -15,6 +16,7 @@ mod sync;
 mod worker;
 
 pub use backend::{HostBackend, HostStartError};
+pub use damage::DamageSlot;
 pub use link::{Clock, HostConfig, Link};
 pub use memory::{BlockRead, BlockWrite, PlainMemory};
 #[cfg(feature = "testing")]

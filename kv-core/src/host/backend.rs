@@ -95,6 +95,10 @@ impl HostBackend {
         Ok(backend)
     }
 
+    pub(super) fn shared(&self) -> &Shared {
+        &self.shared
+    }
+
     /// Looks at host slots from outside, and damages them.
     #[cfg(feature = "testing")]
     #[must_use]

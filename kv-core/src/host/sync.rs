@@ -59,6 +59,10 @@ impl SyncBackend {
         self.buffers.len()
     }
 
+    pub(super) fn buffer_mut(&mut self, slot: SlotIndex) -> Option<&mut [u8]> {
+        self.buffers.get_mut(&slot).map(|bytes| &mut **bytes)
+    }
+
     fn copy(&mut self, command: &Command) -> Result<Vec<Digest>, CopyFault> {
         if !self.memory.wait_step(command.after(), self.fence_limit) {
             return Err(CopyFault::FenceTimeout);
