@@ -6,7 +6,7 @@ use kv_core::{
 
 use super::{Engine, GroupIndex};
 use crate::group::{Group, Phase};
-use crate::{Executor, SwapPolicy, VictimPolicy};
+use crate::{Executor, RequestId, SwapPolicy, VictimPolicy};
 
 /// What became of a victim.
 pub(super) enum Evicted {
@@ -340,6 +340,25 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         group.left_in_pass = pass;
         self.stats.preempted_swap += 1;
         Ok(())
+    }
+
+    /// Moves a running group to the host although nobody needs its blocks: a hook for whoever
+    /// shows that clients don't notice a swap. Answers whether it is leaving now; if so, call
+    /// [`step`](Self::step) again.
+    ///
+    /// `false` if the request is not running, holds nothing, backs off after a failed eviction,
+    /// or may not or can't go to the host now. Its KV is never dropped for this.
+    pub fn force_swap(&mut self, now: Time, id: RequestId) -> bool {
+        let Some(&index) = self.by_id.get(&id) else {
+            return false;
+        };
+        let group = self.group(index);
+        let may = self.config.swap == SwapPolicy::On
+            && !self.stats.swap_given_up
+            && group.evict_failures <= self.config.max_retries
+            && now >= group.not_before
+            && self.holds_blocks(group);
+        may && self.evict_to_host(now, index).is_ok()
     }
 
     pub(super) fn preempt_for_recompute(&mut self, now: Time, index: GroupIndex) {
