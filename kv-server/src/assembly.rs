@@ -7,8 +7,8 @@ mod timed;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use kv_core::host::{self, HostBackend, HostConfig, Link, PlainMemory, SyncBackend};
-use kv_core::{Backend, HostSide, Layout, Machine, MachineConfig, Span};
+use kv_core::host::{self, DamageSlot, HostBackend, HostConfig, Link, PlainMemory, SyncBackend};
+use kv_core::{Backend, Deadlines, HostSide, Layout, Machine, MachineConfig, Span};
 use kv_model::chat::ChatTemplate;
 use kv_model::oracle::{Oracle, OracleConfig};
 use kv_model::tokenizer::OracleTokenizer;
@@ -20,6 +20,7 @@ use crate::api::params::Limits;
 use crate::clock::Clock;
 use crate::config::{Checksum, Config, Fallback, ModelChoice, SwapConfig, SwapMode};
 use crate::engine_thread::EnginePort;
+use crate::faults::{Delay, FaultPlan, FaultyBackend, FaultyExecutor, ForcedSwaps};
 use crate::state::{AppState, Sizes, SwapFacts};
 use crate::telemetry::{Recorder, StallMeter};
 use crate::text::Text;
@@ -171,7 +172,8 @@ pub(crate) fn assemble(config: &Config, model: Model) -> Result<AppState, Assemb
         slice: config.engine.slice.filter(|_| swap.mode == SwapMode::Async),
         ..config.engine
     };
-    let engine = Engine::new(engine_config, machine, model.executor, backend)
+    let executor = executor(model.executor, config.faults.as_ref());
+    let engine = Engine::new(engine_config, machine, executor, backend)
         .map_err(|error| engine_flag(&error))?;
     let telemetry = Arc::new(Telemetry::new(&Identity {
         version: env!("CARGO_PKG_VERSION"),
@@ -184,9 +186,15 @@ pub(crate) fn assemble(config: &Config, model: Model) -> Result<AppState, Assemb
         ..Identity::default()
     }));
     let recorder = Recorder::new(Arc::clone(&telemetry));
-    let engine = port
-        .start(engine, recorder, stalls)
-        .map_err(AssemblyError::Thread)?;
+    let every = config
+        .faults
+        .as_ref()
+        .and_then(|plan| plan.force_swap_every);
+    let started = match every {
+        Some(every) => port.start(ForcedSwaps::new(engine, every), recorder, stalls),
+        None => port.start(engine, recorder, stalls),
+    };
+    let engine = started.map_err(AssemblyError::Thread)?;
     let limits = Limits {
         model: model.name,
         max_n: config.engine.max_n,
@@ -249,6 +257,10 @@ fn machine(config: &Config, layout: &Layout, host: HostSide) -> Result<Machine, 
     let settings = MachineConfig::new(layout, host, config.swap.inflight_bytes_max);
     Machine::new(MachineConfig {
         checksum,
+        deadlines: Deadlines {
+            base: config.swap.deadline.into(),
+            ..settings.deadlines
+        },
         ..settings
     })
     .map_err(|error| AssemblyError::Settings(error.to_string()))
@@ -256,6 +268,27 @@ fn machine(config: &Config, layout: &Layout, host: HostSide) -> Result<Machine, 
 
 /// Whatever moves the bytes.
 type AnyBackend = Box<dyn Backend + Send>;
+
+/// The backend itself, or one that fails as planned around it.
+fn faulty(
+    inner: impl DamageSlot + Send + 'static,
+    plan: Option<&FaultPlan>,
+    clock: Clock,
+    delay: Delay,
+) -> AnyBackend {
+    match plan {
+        Some(plan) => Box::new(FaultyBackend::new(inner, plan.clone(), clock, delay)),
+        None => Box::new(inner),
+    }
+}
+
+/// The model itself, or one that fails as planned around it.
+fn executor(inner: Box<dyn Executor + Send>, plan: Option<&FaultPlan>) -> Box<dyn Executor + Send> {
+    match plan.and_then(|plan| plan.step_error) {
+        Some(step) => Box::new(FaultyExecutor::new(inner, step)),
+        None => inner,
+    }
+}
 
 /// The backend for the configured way of swapping, and what the machine must know about it.
 fn backend(
@@ -282,7 +315,8 @@ fn backend(
     let tell = Arc::new(move || clock.now());
     let blocking = || {
         let backend = SyncBackend::new(Arc::clone(memory), FENCE_LIMIT, tell.clone());
-        (Box::new(backend) as AnyBackend, HostSide::Pageable)
+        let backend = faulty(backend, config.faults.as_ref(), clock, Delay::Block);
+        (backend, HostSide::Pageable)
     };
     let facts = |mode, fallback_reason| SwapFacts {
         mode,
@@ -296,7 +330,7 @@ fn backend(
     let slots = u32::try_from(swap.host_bytes / block_bytes).unwrap_or(u32::MAX);
     match HostBackend::new(Arc::clone(memory), host_config(swap, slots), tell.clone()) {
         Ok(backend) => Ok((
-            Box::new(backend),
+            faulty(backend, config.faults.as_ref(), clock, Delay::HoldBack),
             HostSide::Slots(slots),
             facts(SwapMode::Async, None),
         )),

@@ -48,6 +48,12 @@ pub fn run() -> ExitCode {
 
 fn serve(config: &Config) -> ExitCode {
     start_log(config);
+    if let Some(faults) = &config.faults {
+        tracing::warn!(
+            ?faults,
+            "FAULT INJECTION IS ON: this server fails on purpose; don't serve people with it"
+        );
+    }
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         tracing::warn!(%error, "the limit of open files stays as it is");
     }

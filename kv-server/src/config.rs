@@ -16,7 +16,8 @@ use kv_core::Span;
 use kv_scheduler::{EngineConfig, SwapPolicy, VictimPolicy};
 
 pub use self::settings::{ConfigError, SETTINGS, Setting, Source};
-use self::settings::{Layers, kind};
+pub(crate) use self::settings::{Layers, kind};
+use crate::faults::{self, FaultPlan};
 
 /// Which model to serve.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -81,6 +82,8 @@ pub struct SwapConfig {
     pub checksum: Checksum,
     /// What to do without an asynchronous backend.
     pub fallback: Fallback,
+    /// How long a copy may take, besides ten times what its bytes need; then its memory is lost.
+    pub deadline: Duration,
     /// Imitates a slow link: bytes per second in each direction. A test aid.
     pub link_bytes_per_second: Option<NonZeroU64>,
     /// Imitates a slow link: time added to each copy. A test aid.
@@ -125,6 +128,8 @@ pub struct Config {
     pub shutdown_grace: Duration,
     /// What to log: a `tracing` filter.
     pub log: String,
+    /// What shall go wrong on purpose; `None` unless fault injection was asked for.
+    pub faults: Option<FaultPlan>,
 }
 
 /// What the command line asks for.
@@ -173,6 +178,8 @@ impl Config {
         if log.parse::<tracing_subscriber::EnvFilter>().is_err() {
             return Err(layers.wrong("log", "a filter such as `info` or `warn,kv_server=debug`"));
         }
+        let swap = swap(layers)?;
+        let faults = faults::plan(layers, swap.mode)?;
         Ok(Self {
             model,
             host: host.to_owned(),
@@ -189,7 +196,8 @@ impl Config {
             )?,
             max_seq_len: layers.optional("max-seq-len", Layers::count)?,
             engine: engine(layers)?,
-            swap: swap(layers)?,
+            swap,
+            faults,
             oracle: OracleConfig {
                 layers: layers.read(
                     "oracle-layers",
@@ -259,6 +267,11 @@ fn engine(layers: &Layers) -> Result<EngineConfig, ConfigError> {
             _ => None,
         })?,
         max_retries: layers.read("kv-swap-max-retries", whole, kind::number(0..=u32::MAX))?,
+        lost_permille_max: layers.read(
+            "kv-swap-max-lost-permille",
+            "a whole number from 0 to 1000",
+            kind::number(0..=1_000),
+        )?,
         lookahead_tokens: lookahead.unwrap_or_else(|| match mode {
             // What leaves in time is not waited for. Where copies block, and where nothing is
             // copied, leaving early only costs.
@@ -314,6 +327,11 @@ fn swap(layers: &Layers) -> Result<SwapConfig, ConfigError> {
         } else {
             Fallback::Sync
         },
+        deadline: layers.read(
+            "kv-swap-deadline-ms",
+            "a whole number of milliseconds from 1 to 86400000",
+            |text| kind::number(1..=86_400_000)(text).map(Duration::from_millis),
+        )?,
         link_bytes_per_second: layers
             .optional("host-link-bandwidth", |layers, name| {
                 layers.read(name, "bytes per second above 0, such as `100MiB`", |text| {

@@ -157,9 +157,11 @@ impl Generation {
         match self.engine.health() {
             Health::Dead => ApiError::engine_dead(),
             Health::Draining => ApiError::shutting_down(),
-            Health::Failing(_) | Health::Healthy | Health::Stuck(_) | Health::Wedged => {
-                ApiError::failed()
-            }
+            Health::Degraded
+            | Health::Failing(_)
+            | Health::Healthy
+            | Health::Stuck(_)
+            | Health::Wedged => ApiError::failed(),
         }
     }
 

@@ -15,6 +15,7 @@ mod clock;
 pub mod config;
 mod engine_thread;
 mod error;
+pub mod faults;
 mod generation;
 mod listen;
 mod plan;

@@ -113,7 +113,11 @@ impl AppState {
         match self.engine.health() {
             Health::Dead => Err(ApiError::engine_dead()),
             Health::Draining => Err(ApiError::shutting_down()),
-            Health::Failing(_) | Health::Healthy | Health::Stuck(_) | Health::Wedged => Ok(()),
+            Health::Degraded
+            | Health::Failing(_)
+            | Health::Healthy
+            | Health::Stuck(_)
+            | Health::Wedged => Ok(()),
         }
     }
 }

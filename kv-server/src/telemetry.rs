@@ -115,6 +115,7 @@ fn sample(stats: &EngineStats) -> EngineSample {
         steps: stats.steps,
         stuck_passes: stats.stuck_passes,
         dropped_events: stats.dropped_events,
+        swap_given_up: stats.swap_given_up,
     }
 }
 

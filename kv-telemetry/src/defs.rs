@@ -254,6 +254,8 @@ defs! {
         "Passes after which nothing could ever have happened, always 0 unless there is a bug";
     DROPPED_EVENTS = Kind::Counter, "kv_engine_dropped", Some("events"), [],
         "Events that were not collected in time, so that other series miss them";
+    SWAP_GIVEN_UP = Kind::Gauge, "kv_swap_given_up", Some("engines"), [],
+        "1 once so much memory is lost that the engine swaps nothing any more, else 0";
     STEP_SPAN = Kind::Histogram(STEP_SECONDS), "kv_engine_step", Some("seconds"), [],
         "One step, from the schedule to the tokens";
     HOST_STALL = Kind::Histogram(SHORT_SECONDS), "kv_engine_host_stall", Some("seconds"), [],

@@ -49,6 +49,8 @@ pub struct EngineSample {
     pub stuck_passes: u64,
     /// Events that nobody collected in time.
     pub dropped_events: u64,
+    /// Whether swapping was given up for good because too much memory is lost.
+    pub swap_given_up: bool,
 }
 
 #[derive(Debug)]
@@ -66,6 +68,7 @@ pub(crate) struct EngineSeries {
     steps: Series<Counter>,
     stuck_passes: Series<Counter>,
     dropped_events: Series<Counter>,
+    swap_given_up: Series<Number>,
     step_seconds: Series<Histogram>,
     host_stall_seconds: Series<Histogram>,
 }
@@ -87,6 +90,7 @@ impl EngineSeries {
             steps: Series::counter(registry, &defs::STEPS),
             stuck_passes: Series::counter(registry, &defs::STUCK_PASSES),
             dropped_events: Series::counter(registry, &defs::DROPPED_EVENTS),
+            swap_given_up: Series::gauge(registry, &defs::SWAP_GIVEN_UP),
             step_seconds: Series::histogram(registry, &defs::STEP_SPAN),
             host_stall_seconds: Series::histogram(registry, &defs::HOST_STALL),
         }
@@ -114,6 +118,7 @@ impl EngineSeries {
         self.steps.raise([sample.steps]);
         self.stuck_passes.raise([sample.stuck_passes]);
         self.dropped_events.raise([sample.dropped_events]);
+        self.swap_given_up.set([u64::from(sample.swap_given_up)]);
     }
 
     pub(crate) fn observe_step(&self, span: Span) {

@@ -85,6 +85,7 @@ fn sample() -> EngineSample {
         steps: 834,
         stuck_passes: 835,
         dropped_events: 836,
+        swap_given_up: true,
     }
 }
 

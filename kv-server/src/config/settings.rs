@@ -45,6 +45,8 @@ settings! {
     "kv-swap-max-inflight-bytes" "SIZE" "256MiB" "Most bytes being copied at any moment";
     "kv-swap-checksum" "" "false" "Keep a digest of each parked block and verify it before use";
     "kv-swap-max-retries" "N" "2" "Retries of a failed resume before it is computed again";
+    "kv-swap-deadline-ms" "N" "30000" "A copy may take that long, plus ten times what its bytes need";
+    "kv-swap-max-lost-permille" "N" "100" "Stop swapping for good when more of the blocks or slots is lost";
     "no-kv-swap-sync-fallback" "" "false" "Don't start if the asynchronous backend can't be set up";
     "victim" "newest|oldest|cost" "newest" "Who leaves when blocks are short";
     "lookahead-tokens" "N" "" "Move victims when fewer free tokens per sequence are left [default: 4 with async, else 0]";
@@ -61,6 +63,14 @@ settings! {
     "oracle-token-bytes" "N" "64" "Bytes of KV per token and layer of the oracle";
     "host-link-bandwidth" "SIZE" "" "Test aid: imitate a link of that many bytes per second [plain memory]";
     "host-link-delay-ms" "N" "0" "Test aid: add that much to each copy [plain memory]";
+    "fault-injection" "" "false" "Test aid: allow the faults below; never where people are served";
+    "fault-copy-delay-ms" "N" "0" "Fault: the end of each copy is seen that much later";
+    "fault-fail-copy" "N[,N...]" "" "Fault: these copies fail, counted from 1";
+    "fault-lose-copy" "N" "" "Fault: nobody hears of the end of this copy";
+    "fault-repeat-completion" "N" "" "Fault: the end of this copy is told twice";
+    "fault-flip-host-bit" "N" "" "Fault: after so many copies out, a bit of a host slot flips";
+    "fault-step-error" "N" "" "Fault: this step fails, counted from 1";
+    "fault-force-swap-every" "N" "" "Fault: a group is swapped out after every N of its tokens";
 }
 
 /// Prefix of the environment variables.
@@ -153,7 +163,7 @@ pub(super) enum Flags {
 /// The values that somebody gave. A layer that is read later never replaces an earlier one, so
 /// the strongest comes first.
 #[derive(Debug)]
-pub(super) struct Layers {
+pub(crate) struct Layers {
     given: BTreeMap<&'static str, Given>,
     config_file: Option<String>,
 }
@@ -274,7 +284,7 @@ impl Layers {
     }
 
     /// Reads a value; `parse` says `None` to what is not allowed.
-    pub(super) fn read<T>(
+    pub(crate) fn read<T>(
         &self,
         name: &str,
         allowed: &str,
@@ -284,7 +294,7 @@ impl Layers {
     }
 
     /// A number of things, at least one.
-    pub(super) fn count(&self, name: &str) -> Result<u32, ConfigError> {
+    pub(crate) fn count(&self, name: &str) -> Result<u32, ConfigError> {
         self.read(
             name,
             "a whole number from 1 to 4294967295",
@@ -293,7 +303,7 @@ impl Layers {
     }
 
     /// A setting that nobody needs to give.
-    pub(super) fn optional<T>(
+    pub(crate) fn optional<T>(
         &self,
         name: &str,
         read: impl FnOnce(&Self, &str) -> Result<T, ConfigError>,
@@ -305,7 +315,12 @@ impl Layers {
         }
     }
 
-    pub(super) fn wrong(&self, name: &str, allowed: &str) -> ConfigError {
+    /// Whether anybody gave it.
+    pub(crate) fn is_given(&self, name: &str) -> bool {
+        self.given.contains_key(name)
+    }
+
+    pub(crate) fn wrong(&self, name: &str, allowed: &str) -> ConfigError {
         let from = self
             .given
             .get(name)
@@ -387,7 +402,7 @@ fn command() -> Command {
 }
 
 /// How values are read from text. `None` means that the value is not allowed.
-pub(super) mod kind {
+pub(crate) mod kind {
     use std::ops::RangeInclusive;
     use std::str::FromStr;
     use std::time::Duration;

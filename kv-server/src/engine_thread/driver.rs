@@ -233,7 +233,14 @@ impl<C: Core, O: Observer> Driver<C, O> {
             stall,
         });
         self.events.clear();
-        *self.shared.snapshot.lock() = snapshot;
+        let before = std::mem::replace(&mut *self.shared.snapshot.lock(), snapshot);
+        if engine.swap_given_up && !before.engine.swap_given_up {
+            tracing::error!(
+                gpu_blocks = kv.gpu.lost,
+                host_slots = kv.host.lost,
+                "too much memory is lost: nothing is swapped any more, victims are computed again"
+            );
+        }
     }
 
     /// Counts turns that only failed.

@@ -22,6 +22,8 @@ const FAILED_TURNS_MAX: u32 = 3;
 pub(crate) enum Health {
     /// It is gone for good.
     Dead,
+    /// It serves, but has lost so much memory that it swaps no more.
+    Degraded,
     /// It finishes what it has.
     Draining,
     /// In that many turns in a row requests failed and no token came.
@@ -114,17 +116,16 @@ impl EngineHandle {
         if failed >= FAILED_TURNS_MAX {
             return Health::Failing(failed);
         }
-        match shared.turn_since.load(Ordering::Acquire).checked_sub(1) {
-            Some(since) => {
-                let span = shared.clock.now().since(Time::from_nanos(since));
-                if span > STEP_LIMIT {
-                    Health::Stuck(span)
-                } else {
-                    Health::Healthy
-                }
+        if let Some(since) = shared.turn_since.load(Ordering::Acquire).checked_sub(1) {
+            let span = shared.clock.now().since(Time::from_nanos(since));
+            if span > STEP_LIMIT {
+                return Health::Stuck(span);
             }
-            None => Health::Healthy,
         }
+        if shared.snapshot.lock().engine.swap_given_up {
+            return Health::Degraded;
+        }
+        Health::Healthy
     }
 
     /// What the thread published last.

@@ -9,13 +9,14 @@ use axum::response::{IntoResponse, Response};
 use crate::engine_thread::Health;
 use crate::state::AppState;
 
-/// Reads two words of memory; never waits for the engine.
+/// Reads what the engine thread publishes; never waits for the engine.
 pub(super) async fn handle(State(state): State<Arc<AppState>>) -> Response {
     let reason = match state.engine.health() {
         Health::Healthy => {
             return super::json_answer(r#"{"status":"healthy","reason":null}"#.to_owned());
         }
         Health::Dead => "the engine has stopped".to_owned(),
+        Health::Degraded => "too much memory is lost, nothing is swapped any more".to_owned(),
         Health::Draining => "the server is shutting down".to_owned(),
         Health::Failing(turns) => {
             format!("in {turns} steps in a row requests failed and no token came")

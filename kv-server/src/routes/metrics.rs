@@ -15,9 +15,11 @@ pub(super) async fn handle(State(state): State<Arc<AppState>>, headers: HeaderMa
     let health = match state.engine.health() {
         Health::Healthy => kv_telemetry::Health::Ready,
         Health::Draining => kv_telemetry::Health::Draining,
-        Health::Dead | Health::Failing(_) | Health::Stuck(_) | Health::Wedged => {
-            kv_telemetry::Health::Unhealthy
-        }
+        Health::Dead
+        | Health::Degraded
+        | Health::Failing(_)
+        | Health::Stuck(_)
+        | Health::Wedged => kv_telemetry::Health::Unhealthy,
     };
     state.telemetry.set_health(health);
     let accept = headers

@@ -38,6 +38,7 @@ fn stats(snapshot: &Snapshot, swap: &SwapFacts) -> Value {
             "stalled_rows": engine.stalled_rows,
             "stuck_passes": engine.stuck_passes,
             "dropped_events": engine.dropped_events,
+            "swap_given_up": engine.swap_given_up,
         },
         "gpu_blocks": {
             "total": kv.gpu.total,

@@ -10,6 +10,7 @@
 
 mod answers;
 mod client;
+mod faults;
 mod lifecycle;
 mod refusals;
 mod setup;
