@@ -170,5 +170,6 @@ fn pressure() -> Result<()> {
         json: None,
         seed: None,
         server: Some(server::build(Profile::Test)?),
+        server_arg: Vec::new(),
     })
 }

@@ -37,6 +37,8 @@ xflags::xflags! {
             optional --seed seed: u64
             /// A built kv-server, instead of building one
             optional --server path: PathBuf
+            /// A further flag for the servers that swap, such as `--fault-fail-copy=1,2`
+            repeated --server-arg arg: String
         }
 
         /// Turns the CUDA kernels into text that the driver compiles.

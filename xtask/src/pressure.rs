@@ -63,6 +63,7 @@ pub(crate) fn run(flags: &Pressure) -> Result<()> {
         program,
         model,
         limit: limit(requests),
+        server_args: flags.server_arg.clone(),
     };
     let ample = setup.run(Mode::Ample, load.blocks_at_most(BATCH), &load)?;
     let blocks = load.short_pool(&ample, BATCH)?;
@@ -78,6 +79,8 @@ struct Setup {
     program: PathBuf,
     model: String,
     limit: Duration,
+    /// Further flags for the servers that swap.
+    server_args: Vec<String>,
 }
 
 impl Setup {
@@ -89,6 +92,10 @@ impl Setup {
             gpu_blocks,
             batch: BATCH,
             limit: self.limit,
+            further: match mode {
+                Mode::Async | Mode::Sync => &self.server_args,
+                Mode::Ample | Mode::Recompute => &[],
+            },
         };
         let result = arm.run(&self.program, &self.model, load);
         interrupt::check()?;
@@ -127,6 +134,7 @@ fn report(arms: &[ArmResult], flags: &Pressure, seed: u64, model: &str) -> Resul
             "requests": reference.answers.len(),
             "seed": seed,
             "commit": repo::commit(),
+            "server_args": flags.server_arg,
             "arms": rows.iter().map(summary::Row::json).collect::<Vec<_>>(),
         });
         let text = serde_json::to_string_pretty(&json).context("writing JSON")?;

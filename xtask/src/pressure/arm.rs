@@ -55,13 +55,15 @@ impl Mode {
 
 /// How to run one arm.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Arm {
+pub(super) struct Arm<'a> {
     pub(super) mode: Mode,
     pub(super) gpu_blocks: u32,
     /// Most sequences at the same time.
     pub(super) batch: u32,
     /// For each call.
     pub(super) limit: Duration,
+    /// Further flags for the server.
+    pub(super) further: &'a [String],
 }
 
 /// What came of it.
@@ -77,11 +79,13 @@ pub(super) struct ArmResult {
     pub(super) wall: Duration,
     /// After the load, when the server was idle.
     pub(super) stats: Stats,
+    /// Whether a step was made to fail: requests may fail with it.
+    pub(super) may_fail: bool,
     /// The server's last lines, in case something went wrong.
     pub(super) log: String,
 }
 
-impl Arm {
+impl Arm<'_> {
     /// Starts the server, sends everything at once, waits until the server is idle, stops it.
     pub(super) fn run(&self, program: &Path, model: &str, load: &Load) -> Result<ArmResult> {
         let server = Server::start(program, &self.flags(model))?;
@@ -105,7 +109,14 @@ impl Arm {
         flags
             .into_iter()
             .flat_map(|(flag, value)| [flag.to_owned(), value])
+            .chain(self.further.iter().cloned())
             .collect()
+    }
+
+    /// Whether the server was told to do that.
+    fn has(&self, flag: &str) -> bool {
+        let is = |arg: &String| arg.split('=').next() == Some(flag);
+        self.further.iter().any(is)
     }
 
     fn measure(&self, server: &Server, load: &Load) -> Result<ArmResult> {
@@ -113,7 +124,7 @@ impl Arm {
         let start = clock::now();
         let answers = send_all(&client, &load.requests);
         let wall = start.elapsed();
-        let stats = wait_until_idle(&client)?;
+        let stats = wait_until_idle(&client, self.has("--fault-lose-copy"))?;
         let references = match self.mode {
             Mode::Ample => references(&client, load, &answers)?,
             Mode::Async | Mode::Recompute | Mode::Sync => Vec::new(),
@@ -129,6 +140,7 @@ impl Arm {
             references,
             wall,
             stats,
+            may_fail: self.has("--fault-step-error"),
             log,
         })
     }
@@ -156,10 +168,14 @@ fn send_all(client: &Client, requests: &[Request]) -> Vec<Result<Answer>> {
 }
 
 /// The statistics of the idle server, or the last ones seen when it doesn't become idle.
-fn wait_until_idle(client: &Client) -> Result<Stats> {
+/// `may_lose` says that a copy was lost on purpose: its memory is not a leak.
+fn wait_until_idle(client: &Client, may_lose: bool) -> Result<Stats> {
     let start = clock::now();
     loop {
-        let stats = Stats::read(client)?;
+        let mut stats = Stats::read(client)?;
+        if may_lose {
+            stats.forgive_lost();
+        }
         if stats.leaks().is_empty() || start.elapsed() > IDLE_LIMIT {
             return Ok(stats);
         }

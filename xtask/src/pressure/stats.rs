@@ -89,6 +89,11 @@ impl Stats {
         })
     }
 
+    /// Takes lost blocks and slots for what they are, and not for leaks.
+    pub(super) fn forgive_lost(&mut self) {
+        self.taken.retain(|(gauge, _)| !gauge.ends_with("/lost"));
+    }
+
     /// What is still taken although nobody is served, one line each.
     pub(super) fn leaks(&self) -> Vec<String> {
         let leak = |(name, value): &(&str, u64)| format!("{name} is {value} on the idle server");
