@@ -37,7 +37,7 @@ xflags::xflags! {
             optional --seed seed: u64
             /// A built kv-server, instead of building one
             optional --server path: PathBuf
-            /// A further flag for the servers that swap, such as `--fault-fail-copy=1,2`
+            /// A further flag for the servers that swap, such as `--fault-fail-copy=1,2`; one word
             repeated --server-arg arg: String
         }
 
