@@ -19,12 +19,12 @@ const BACKLOG: u32 = 16_384;
 /// How long a connection may take to send the head of a request, or stay open without one.
 const HEAD_LIMIT: Duration = Duration::from_secs(60);
 
-/// Connections are taken until none came for that long after the end was decided: who had
-/// connected before gets an answer, if only that it is too late. A connection that is closed
-/// before its request was read looks like a crash to its client.
+/// With nobody connected and nobody new for that long after the end was decided, it has come.
 const QUIET: Duration = Duration::from_millis(50);
 
-/// Connections are taken at most that long after the end was decided.
+/// Connections are taken and served at most that long after the end was decided: who had
+/// connected before gets an answer, if only that it is too late. A connection that is closed
+/// before its request was read looks like a crash to its client.
 const LATE_LIMIT: Duration = Duration::from_millis(500);
 
 /// How long no connection is taken after the system refused one, for lack of files or memory.
@@ -74,20 +74,22 @@ pub(crate) async fn serve(listener: TcpListener, app: Router, end: impl Future<O
             }
         }
     }
-    if timeout(LATE_LIMIT, take_late(&listener, &app, &connections))
-        .await
-        .is_err()
-    {
-        tracing::debug!("connections came until the end");
+    let late = take_late(&listener, &app, &connections);
+    if timeout(LATE_LIMIT, late).await.is_err() {
+        tracing::debug!("somebody was connected until the end");
     }
     drop(listener);
     connections.shutdown().await;
 }
 
-/// Takes connections until none came for a while, or the system refuses one.
+/// Takes connections until nobody is there or comes, or the system refuses one.
 async fn take_late(listener: &TcpListener, app: &Router, connections: &GracefulShutdown) {
-    while let Ok(Ok((stream, _))) = timeout(QUIET, listener.accept()).await {
-        connect(stream, app.clone(), connections);
+    loop {
+        match timeout(QUIET, listener.accept()).await {
+            Ok(Ok((stream, _))) => connect(stream, app.clone(), connections),
+            Err(_) if connections.count() > 0 => {}
+            Ok(Err(_)) | Err(_) => break,
+        }
     }
 }
 
