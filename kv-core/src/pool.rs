@@ -2,6 +2,7 @@
 
 mod gpu;
 mod host;
+mod runs;
 
 pub(crate) use gpu::{BlockState, GpuPool};
 pub use host::HostSide;

@@ -96,8 +96,9 @@ impl Machine {
         expect(counts == raw, || {
             format!("I01: slots are {counts:?}, said {raw:?}")
         })?;
-        let free: BTreeSet<_> = self.host.free_list().iter().collect();
-        let right = free.len() == self.host.free_list().len()
+        let listed = self.host.free_slots();
+        let free: BTreeSet<_> = listed.iter().collect();
+        let right = free.len() == listed.len()
             && free.len() == counts.free as usize
             && free
                 .iter()

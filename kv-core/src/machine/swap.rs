@@ -68,7 +68,7 @@ impl Machine {
         let free = cap - self.reserved_bytes;
         if needed > free {
             if PlantedFault::LeakSlotOnRefusal.is_on() {
-                self.host.take();
+                self.host.take(1);
             }
             self.stats.inflight_backpressure += 1;
             self.events.push_back(Event::InflightBackpressure);
@@ -95,8 +95,8 @@ impl Machine {
             .filter_map(|(_, cell)| Some((cell.block?, cell.slot?)))
             .collect();
         let mut moves = Vec::with_capacity(dirty.len());
-        for (cell, block) in dirty {
-            let slot = self.take_slot(lease.index);
+        let slots = self.take_slots(lease.index, u32::try_from(dirty.len()).unwrap_or(u32::MAX));
+        for ((cell, block), slot) in dirty.into_iter().zip(slots) {
             self.gpu
                 .pass(block, BlockState::Allocated, BlockState::Evicting);
             self.record_mut(lease.index).cells[cell as usize].slot = Some(slot);
@@ -129,27 +129,39 @@ impl Machine {
         Ticket::new(self.id, lease.index, lease.key, id)
     }
 
-    /// A free slot; if there is none, somebody else's clean copy is given up for it.
-    fn take_slot(&mut self, except: u32) -> SlotIndex {
-        if let Some(slot) = self.host.take() {
-            return slot;
+    /// That many free slots; as many clean copies of other groups are given up as it takes.
+    fn take_slots(&mut self, except: u32, n: u32) -> Vec<SlotIndex> {
+        let missing = if self.host.is_pageable() {
+            0
+        } else {
+            n.saturating_sub(self.host.free())
+        };
+        for _ in 0..missing {
+            let (slot, owner) = self
+                .host
+                .oldest_clean(except)
+                .expect("enough slots can be had");
+            let cell = &mut self.record_mut(owner.record).cells[owner.cell as usize];
+            assert!(
+                cell.slot == Some(slot),
+                "{slot:?} is the clean copy of another cell"
+            );
+            cell.slot = None;
+            cell.digest = None;
+            self.host.pass(slot, SlotState::Clean, SlotState::Free);
         }
-        let (slot, owner) = self
-            .host
-            .oldest_clean(except)
-            .expect("enough slots can be had");
-        let cell = &mut self.record_mut(owner.record).cells[owner.cell as usize];
+        if missing > 0 {
+            self.stats.clean_copies_reclaimed += u64::from(missing);
+            self.events
+                .push_back(Event::CleanCopiesReclaimed { slots: missing });
+        }
+        let slots = self.host.take(n);
         assert!(
-            cell.slot == Some(slot),
-            "{slot:?} is the clean copy of another cell"
+            slots.len() == n as usize,
+            "{n} slots could be had, {} were",
+            slots.len()
         );
-        cell.slot = None;
-        cell.digest = None;
-        self.host.pass(slot, SlotState::Clean, SlotState::Free);
-        self.stats.clean_copies_reclaimed += 1;
-        self.events
-            .push_back(Event::CleanCopiesReclaimed { slots: 1 });
-        self.host.take().expect("one was freed just now")
+        slots
     }
 
     /// Starts bringing a parked group back: every block and byte of budget is taken, or nothing.

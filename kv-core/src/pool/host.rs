@@ -4,6 +4,7 @@ use alloc::collections::VecDeque;
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::runs::Runs;
 use crate::{HostSlots, SlotIndex};
 
 /// What the host side is.
@@ -45,7 +46,7 @@ pub(crate) struct CleanOwner {
 pub(crate) struct HostPool {
     pageable: bool,
     states: Vec<SlotState>,
-    free: Vec<SlotIndex>,
+    free: Runs,
     /// Clean copies in the order in which they became clean. An entry is out of date when its
     /// stamp is not the slot's.
     clean: VecDeque<(SlotIndex, u64)>,
@@ -72,7 +73,7 @@ impl HostPool {
         Self {
             pageable,
             states: vec![SlotState::Unready; n],
-            free: Vec::new(),
+            free: Runs::default(),
             clean: VecDeque::new(),
             stamps: vec![0; n],
             owners: vec![NO_OWNER; n],
@@ -102,9 +103,9 @@ impl HostPool {
         }
         let now = self.counts.total - self.counts.unready;
         let ready = ready.min(self.counts.total);
-        for slot in (now..ready).rev().map(SlotIndex::new) {
+        for slot in (now..ready).map(SlotIndex::new) {
             self.set(slot, SlotState::Unready, SlotState::Free);
-            self.free.push(slot);
+            self.free.insert(slot);
         }
     }
 
@@ -118,18 +119,29 @@ impl HostPool {
         }
     }
 
-    /// Takes a free slot for a flight out.
-    pub(crate) fn take(&mut self) -> Option<SlotIndex> {
-        let slot = match self.free.pop() {
-            Some(slot) => slot,
-            None if self.pageable => self.grow(),
-            None => return None,
-        };
-        if self.pageable {
-            // Its buffer is written again; there is nothing to drop.
-            self.forgotten.retain(|&forgotten| forgotten != slot);
+    /// Takes `n` free slots for a flight out, neighbours wherever there are any. Fewer only if
+    /// there aren't as many.
+    pub(crate) fn take(&mut self, n: u32) -> Vec<SlotIndex> {
+        while self.pageable && self.counts.free < n {
+            self.grow();
         }
-        self.set(slot, SlotState::Free, SlotState::Filling);
+        let mut slots = Vec::with_capacity(n as usize);
+        let mut missing = n;
+        while missing > 0 {
+            let Some((start, length)) = self.free.take(missing) else {
+                break;
+            };
+            missing -= length;
+            slots.extend((start.value()..start.value() + length).map(SlotIndex::new));
+        }
+        for &slot in &slots {
+            self.set(slot, SlotState::Free, SlotState::Filling);
+        }
+        if self.pageable {
+            // Their buffers are written again; there is nothing to drop.
+            self.forgotten
+                .retain(|slot| self.states[slot.value() as usize] == SlotState::Free);
+        }
         let HostSlots {
             total,
             free,
@@ -137,18 +149,23 @@ impl HostPool {
             ..
         } = self.counts;
         self.counts.peak = self.counts.peak.max(total - free - unready);
-        Some(slot)
+        slots
+    }
+
+    /// Free slots.
+    pub(crate) const fn free(&self) -> u32 {
+        self.counts.free
     }
 
     /// On a pageable host side there is always one more.
-    fn grow(&mut self) -> SlotIndex {
+    fn grow(&mut self) {
         let slot = SlotIndex::new(self.counts.total);
         self.states.push(SlotState::Free);
         self.stamps.push(0);
         self.owners.push(NO_OWNER);
         self.counts.total += 1;
         self.counts.free += 1;
-        slot
+        self.free.insert(slot);
     }
 
     /// The clean copy that became clean first and doesn't belong to `except`.
@@ -184,7 +201,7 @@ impl HostPool {
             self.owners[slot.value() as usize] = NO_OWNER;
         }
         if to == SlotState::Free {
-            self.free.push(slot);
+            self.free.insert(slot);
             if self.pageable {
                 self.forgotten.push(slot);
             }
@@ -253,8 +270,8 @@ impl HostPool {
     }
 
     #[cfg(any(test, feature = "testing"))]
-    pub(crate) fn free_list(&self) -> &[SlotIndex] {
-        &self.free
+    pub(crate) fn free_slots(&self) -> Vec<SlotIndex> {
+        self.free.iter().collect()
     }
 
     #[cfg(any(test, feature = "testing"))]
