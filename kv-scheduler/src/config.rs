@@ -133,7 +133,9 @@ impl EngineConfig {
             ("max_n", self.max_n, 1, any),
             ("watermark_permille", self.watermark_permille, 0, 500),
         ];
-        for (name, value, least, most) in checks {
+        let slice = self.slice.map_or(1, |slice| u32::from(slice > Span::ZERO));
+        let slice = ("slice", slice, 1, any);
+        for (name, value, least, most) in checks.into_iter().chain([slice]) {
             if value < least || value > most {
                 return Err(EngineConfigError {
                     name,

@@ -344,6 +344,8 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         group.phase = Phase::RecomputePending;
         group.forked = group.unfinished_count() == 1;
         group.resume_failures = 0;
+        group.evict_failures = 0;
+        group.not_before = Time::ZERO;
         if kv_core::PlantedFault::EmitTwice.is_on() {
             for choice in group
                 .choices

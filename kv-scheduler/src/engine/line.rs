@@ -118,14 +118,18 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             && u64::from(self.blocks_to_start(group)) > look.room_for_newcomers
     }
 
-    fn turn(&self, look: Look, index: GroupIndex) -> Turn {
+    /// A waiting group's priority, more urgent by one for each time that it waited so long.
+    fn aged_priority(&self, now: Time, index: GroupIndex) -> i64 {
         let group = self.group(index);
-        let waited = look.now.since(group.waits_since()).as_nanos();
+        let waited = now.since(group.waits_since()).as_nanos();
         let steps = waited / self.config.priority_aging.as_nanos().max(1);
         let steps = i64::try_from(steps).unwrap_or(i64::MAX);
-        let urgency = i64::from(group.request.priority)
-            .saturating_sub(steps)
-            .max(look.floor.into());
+        i64::from(group.request.priority).saturating_sub(steps)
+    }
+
+    fn turn(&self, look: Look, index: GroupIndex) -> Turn {
+        let group = self.group(index);
+        let urgency = self.aged_priority(look.now, index).max(look.floor.into());
         if self.config.slice.is_some() {
             let rank = u8::from(self.stands_back(look, index));
             return (urgency, rank, group.waits_since(), group.arrival);
@@ -194,7 +198,12 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 if gpu.evicting + gpu.restoring >= transit_max || self.running.len() <= 1 {
                     return left;
                 }
-                let Some(victim) = over.next().or_else(|| self.less_urgent(now, next)) else {
+                // A slice ends for equals, and for who waited long enough to count as one; it
+                // doesn't end for somebody less urgent.
+                let urgency = self.aged_priority(now, next);
+                let equal =
+                    |&index: &GroupIndex| i64::from(self.group(index).request.priority) >= urgency;
+                let Some(victim) = over.find(equal).or_else(|| self.less_urgent(now, next)) else {
                     return left;
                 };
                 let group = self.group(victim);

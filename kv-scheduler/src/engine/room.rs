@@ -336,7 +336,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         let group = self.group_mut(index);
         group.phase = Phase::OutInFlight(ticket);
         group.swaps += 1;
-        group.paused_since = Some(now);
+        group.paused_since.get_or_insert(now);
         group.left_in_pass = pass;
         self.stats.preempted_swap += 1;
         Ok(())
@@ -365,7 +365,7 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         self.drop_kv(now, index);
         let pass = self.pass;
         let group = self.group_mut(index);
-        group.paused_since = Some(now);
+        group.paused_since.get_or_insert(now);
         group.left_in_pass = pass;
         self.stats.preempted_recompute += 1;
     }

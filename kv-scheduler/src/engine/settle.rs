@@ -111,16 +111,17 @@ impl<E: Executor, B: Backend> Engine<E, B> {
                 group.phase = Phase::HostResident(lease);
                 group.evict_failures = 0;
                 self.park(index);
+                self.drop_orphaned_prompt(now, index);
             }
             Redeemed::Stayed(lease) => {
                 let backoff = self.config.retry_backoff;
                 let group = self.group_mut(index);
                 group.phase = Phase::Running(lease);
-                group.paused_since = None;
                 group.not_before = now + backoff.saturating_mul(1 << group.evict_failures.min(16));
                 group.evict_failures += 1;
                 let arrival = group.arrival;
                 self.running.insert(arrival, index);
+                self.release_finished(index);
             }
             Redeemed::Gone(Gone::Corrupt | Gone::Unknown) => self.drop_kv(now, index),
         }
@@ -168,6 +169,16 @@ impl<E: Executor, B: Backend> Engine<E, B> {
         group.parked_order = order;
         let priority = group.request.priority;
         self.parked.insert(priority, order, index);
+    }
+
+    /// The prompt that all choices share was run by one that has ended while its group was away:
+    /// what is parked is nobody's, and another choice starts the prompt anew.
+    pub(super) fn drop_orphaned_prompt(&mut self, now: Time, index: GroupIndex) {
+        let group = self.group(index);
+        let orphaned = !group.forked && group.choices.iter().any(|choice| choice.finish.is_some());
+        if orphaned && matches!(group.phase, Phase::HostResident(_)) {
+            self.drop_kv(now, index);
+        }
     }
 
     /// Choices that ended while their group was away still have a table.

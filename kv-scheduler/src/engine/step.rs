@@ -210,6 +210,8 @@ impl<E: Executor, B: Backend> Engine<E, B> {
             machine
                 .release_choice(lease, choice)
                 .expect("unfinished choices have a table");
+        } else {
+            self.drop_orphaned_prompt(now, index);
         }
     }
 
