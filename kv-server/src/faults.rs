@@ -1,7 +1,7 @@
 //! Faults on purpose, for tests from outside: the flags behind `--fault-injection`.
 //!
-//! Three wrappers, each around the real thing: [`FaultyBackend`] around whatever copies,
-//! [`FaultyExecutor`] around whatever runs the model, `ForcedSwaps` around the engine. They are
+//! Three wrappers, each around the real thing: `FaultyBackend` around whatever copies,
+//! `FaultyExecutor` around whatever runs the model, `ForcedSwaps` around the engine. They are
 //! put in place only if the configuration has a [`FaultPlan`]; without one no server has any of
 //! this in its way.
 
