@@ -91,6 +91,7 @@ impl World {
             max_tokens_per_step: 1 << 20,
             max_seq_len: 1 << 20,
             lookahead_tokens: 0,
+            watermark_permille: 0,
             resume_slack_tokens: 0,
             ..EngineConfig::default()
         };
